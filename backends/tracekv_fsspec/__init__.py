@@ -1,0 +1,1 @@
+"""tracekv_fsspec: a persistent KV cache connector on any fsspec URL."""

@@ -1,0 +1,1 @@
+"""The reader of journals: follows them, runs the views and exports what they make."""

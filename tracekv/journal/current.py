@@ -1,0 +1,36 @@
+"""The journal of this process, and the step it is in. Set by capture; read by whoever reports."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tracekv.journal.records import Record
+
+
+class Journal(Protocol):
+    """Where records go. ``write`` may be called from any thread and never blocks on I/O.
+
+    Attributes:
+        waits, saves: int64 slots for the per-layer hooks of the pass in progress, three per layer.
+        in_progress: ``(callback, since_ns, layer)`` of the callback entered and not left; callback 0 when there is none.
+    """
+
+    waits: memoryview
+    saves: memoryview
+    in_progress: memoryview
+
+    def write(self, record: Record) -> None:
+        """Append a record."""
+
+
+class Current:
+    """Mutable process state: ``journal`` is None while nothing is traced; ``step`` is the pass bound last."""
+
+    __slots__ = ("journal", "step")
+
+    def __init__(self) -> None:
+        self.journal: Journal | None = None
+        self.step = 0
+
+
+current = Current()

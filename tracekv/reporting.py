@@ -1,0 +1,146 @@
+"""What a connector tells of itself: transfers, lookups, store operations, drops and prefetches.
+
+Each function is free to call from any thread, costs a few microseconds when the connector is traced and next to nothing when it
+isn't, never raises and never blocks. Times are ``time.perf_counter_ns()``. All arguments are plain numbers, strings and digests:
+no tokens, no salts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from tracekv.journal.current import current
+from tracekv.journal.records import Drop, Lookup, Prefetch, Record, StoreOperation, Transfer
+from tracekv.journal.vocabulary import (
+    Direction,
+    DropReason,
+    MissReason,
+    Operation,
+    Outcome,
+    PrefetchFate,
+    Source,
+    Tier,
+)
+
+_log = logging.getLogger("tracekv")
+_said: set[str] = set()
+
+
+def _write(record: Record) -> None:
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        journal.write(record)
+    except Exception as error:  # telemetry must not hurt the connector that reports
+        kind = type(record).__name__
+        if kind not in _said:
+            _said.add(kind)
+            _log.warning("tracekv: a %s report could not be written (%s: %s)", kind, type(error).__name__, error)
+
+
+def transfer(
+    direction: Direction,
+    request_id: int,
+    layer_group: int,
+    pages: Sequence[int],
+    nbytes: int,
+    tier: Tier,
+    started_ns: int,
+    ended_ns: int,
+    *,
+    tokens: int = 0,
+    queued_ns: int = 0,
+    read_ns: int = 0,
+    verify_ns: int = 0,
+    copy_ns: int = 0,
+    stall_ns: int = 0,
+    error: str | None = None,
+) -> None:
+    """Report that ``nbytes`` really moved between ``pages`` of a layer group and ``tier``.
+
+    The parts of the time (``queued_ns`` ... ``stall_ns``) are what the connector knows; 0 where it doesn't.
+
+    Source: DESIGN.md, capture ("bytes per layer group", source ``reported``).
+    """
+    _write(
+        Transfer(
+            direction, Source.REPORTED, tier, request_id, current.step, layer_group, list(pages), nbytes, tokens,
+            started_ns, ended_ns, queued_ns, read_ns, verify_ns, copy_ns, stall_ns, error,
+        )
+    )  # fmt: skip
+
+
+def lookup(
+    request_id: int,
+    *,
+    prompt_tokens: int,
+    computed_tokens: int,
+    stored_tokens: int,
+    staged_tokens: int,
+    offered_tokens: int,
+    started_ns: int,
+    reason: MissReason | None = None,
+    group_tokens: Sequence[int] = (),
+    bounding_layer_group: int | None = None,
+    waited_ns: int = 0,
+    key: bytes | None = None,
+) -> None:
+    """Report how an offer came about: what was stored, staged and offered (in tokens), and why not more."""
+    _write(
+        Lookup(
+            request_id, prompt_tokens, computed_tokens, stored_tokens, staged_tokens, offered_tokens,
+            list(group_tokens), bounding_layer_group, reason, waited_ns, started_ns, perf_counter_ns(), key,
+        )
+    )  # fmt: skip
+
+
+def store_operation(
+    operation: Operation,
+    outcome: Outcome,
+    engine: str,
+    *,
+    started_ns: int,
+    nbytes: int = 0,
+    blocks: int = 0,
+    attempts: int = 1,
+    bucket: str | None = None,
+    key: bytes | None = None,
+    request_id: int | None = None,
+    layer_group: int | None = None,
+    rank: int = 0,
+    queued_ns: int = 0,
+    transfer_ns: int = 0,
+    verify_ns: int = 0,
+    breaker: str = "closed",
+    error: str | None = None,
+) -> None:
+    """Report one logical operation on a store, with its attempts; ``key`` is a digest of the object's path."""
+    _write(
+        StoreOperation(
+            operation, outcome, engine, bucket, key, request_id, layer_group, rank, blocks, nbytes, attempts,
+            started_ns, perf_counter_ns(), queued_ns, transfer_ns, verify_ns, breaker, error,
+        )
+    )  # fmt: skip
+
+
+def drop(
+    reason: DropReason,
+    *,
+    direction: Direction = Direction.SAVE,
+    blocks: int,
+    nbytes: int = 0,
+    request_id: int | None = None,
+    layer_group: int | None = None,
+) -> None:
+    """Report blocks that were not saved (or were given up), with the reason."""
+    _write(Drop(perf_counter_ns(), direction, reason, request_id, layer_group, blocks, nbytes))
+
+
+def prefetch(
+    fate: PrefetchFate, *, blocks: int, nbytes: int = 0, lead_ns: int = 0, request_id: int | None = None
+) -> None:
+    """Report what became of blocks that were read ahead; ``lead_ns`` is from staged to first use."""
+    _write(Prefetch(perf_counter_ns(), request_id, fate, blocks, nbytes, lead_ns))

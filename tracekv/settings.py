@@ -1,0 +1,170 @@
+"""The one parser of ``TRACEKV_*`` variables and the YAML file of the same tree, for engine and command line alike.
+
+A variable ``TRACEKV_DETAIL`` is the key ``detail`` of the tree; ``TRACEKV_FSSPEC__URL`` is ``url`` below ``fsspec``. Variables win
+over the file named by ``TRACEKV_CONFIG``. An unknown name is an error that says which valid one is nearest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import yaml
+
+PREFIX = "TRACEKV_"
+BACKENDS = "tracekv.backends"
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or has no valid value; the message names it and says what is valid."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """tracekv's own settings; each backend has a struct of its own below its prefix."""
+
+    #: What is wrapped: a backend, a preset of the engine's registry, or ``package.module:SchedulerClass,WorkerClass``.
+    connector: str = "fsspec"
+    #: ``economy``: per-layer hooks as one span per layer group; ``full``: a span each; ``off``: no records at all.
+    detail: Literal["economy", "full", "off"] = "economy"
+    #: File to which spans are appended as OTLP JSON lines.
+    trace_file: str | None = None
+    #: Who reads the records: ``thread`` (a thread of this process exports them) or ``off`` (nobody).
+    agent: Literal["thread", "off"] = "thread"
+    #: Replace request ids by a digest in everything that leaves the process.
+    hash_request_ids: bool = False
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Tracekv's own settings, with the names of the whole tree checked.
+
+    Raises:
+        SettingsError: An unknown variable or key, or a value that doesn't fit.
+    """
+    environ = os.environ if environ is None else environ
+    tree = _file_tree(environ)
+    backends = _backend_names()
+    own = {name: value for name, value in tree.items() if name not in backends}
+    for variable, value in _variables(environ).items():
+        section, _, rest = variable.partition("__")
+        if not rest:
+            own[section.lower()] = value
+        elif section.lower() not in backends:
+            _unknown(f"{PREFIX}{variable}", _all_variables())
+        else:
+            _check_backend_name(section.lower(), variable)
+    return _convert(own, Settings, PREFIX)
+
+
+def load_section(section: str, struct: type[S], environ: Mapping[str, str] | None = None) -> S:
+    """The settings of a backend: the keys below ``section`` and the variables ``TRACEKV_<SECTION>__*``.
+
+    Raises:
+        SettingsError: As :func:`load`.
+    """
+    environ = os.environ if environ is None else environ
+    values = _file_tree(environ).get(section) or {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"tracekv: {section} in {environ['TRACEKV_CONFIG']} has to be a mapping")
+    prefix = f"{section.upper()}__"
+    merged = dict(values)
+    for variable, value in _variables(environ).items():
+        if variable.startswith(prefix):
+            merged[variable.removeprefix(prefix).lower()] = value
+    return _convert(merged, struct, f"{PREFIX}{prefix}")
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    names = (name for name in environ if name.startswith(PREFIX) and name != "TRACEKV_CONFIG")
+    return {name.removeprefix(PREFIX): environ[name] for name in names}
+
+
+def _file_tree(environ: Mapping[str, str]) -> dict[str, Any]:
+    path = environ.get("TRACEKV_CONFIG")
+    if not path:
+        return {}
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise SettingsError(f"tracekv: TRACEKV_CONFIG={path} can't be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"tracekv: TRACEKV_CONFIG={path} is no valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise SettingsError(f"tracekv: TRACEKV_CONFIG={path} has to hold a mapping of settings")
+    return tree
+
+
+def _convert(values: Mapping[str, Any], struct: type[S], prefix: str) -> S:
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    known: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            _unknown(f"{prefix}{name.upper()}", [f"{prefix}{field.upper()}" for field in fields] or _all_variables())
+        known[name] = _from_text(value, fields[name].type) if isinstance(value, str) else value
+    for name, value in known.items():
+        try:
+            msgspec.convert(value, fields[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"tracekv: {prefix}{name.upper()} has no valid value: {error}") from None
+    try:
+        return msgspec.convert(known, struct, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"tracekv: settings below {prefix}: {error}") from None
+
+
+def _from_text(text: str, wanted: Any) -> Any:
+    """Mappings and lists are written as JSON in a variable; booleans as 1/0, true/false, on/off, yes/no."""
+    if wanted is bool:
+        lowered = text.strip().lower()
+        return {"yes": True, "on": True, "no": False, "off": False}.get(lowered, lowered)
+    if getattr(wanted, "__origin__", None) in (dict, list, tuple):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return text
+    return text
+
+
+def _backend_names() -> set[str]:
+    return {point.name for point in entry_points(group=BACKENDS)}
+
+
+def _backend_struct(name: str) -> type[msgspec.Struct] | None:
+    for point in entry_points(group=BACKENDS):
+        if point.name == name:
+            struct: type[msgspec.Struct] | None = getattr(point.load(), "Settings", None)
+            return struct
+    return None
+
+
+def _check_backend_name(section: str, variable: str) -> None:
+    struct = _backend_struct(section)
+    if struct is None:
+        return
+    names = [f"{section.upper()}__{field.name.upper()}" for field in msgspec.structs.fields(struct)]
+    if variable not in names:
+        _unknown(f"{PREFIX}{variable}", [f"{PREFIX}{name}" for name in names])
+
+
+def _all_variables() -> list[str]:
+    names = ["CONFIG", *(field.name.upper() for field in msgspec.structs.fields(Settings))]
+    for backend in sorted(_backend_names()):
+        struct = _backend_struct(backend)
+        for field in msgspec.structs.fields(struct) if struct else ():
+            names.append(f"{backend.upper()}__{field.name.upper()}")
+    return [f"{PREFIX}{name}" for name in names]
+
+
+def _unknown(name: str, valid: list[str]) -> None:
+    nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.5) or difflib.get_close_matches(
+        name, _all_variables(), n=1, cutoff=0.0
+    )
+    hint = f" Did you mean {nearest[0]}?" if nearest else ""
+    raise SettingsError(f"tracekv: there is no setting {name}.{hint} Valid ones: {', '.join(sorted(valid))}")

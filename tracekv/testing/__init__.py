@@ -1,0 +1,1 @@
+"""What connector authors import in their own tests."""
