@@ -11,8 +11,8 @@ class Journal(Protocol):
     """Where records go. ``write`` may be called from any thread and never blocks on I/O.
 
     Attributes:
-        waits, saves: int64 slots for the per-layer hooks of the pass in progress, three per layer.
-        in_progress: ``(callback, since_ns, layer)`` of the callback entered and not left; callback 0 when there is none.
+        waits, saves: int64 slots for the per-layer hooks of the pass in progress: (started_ns, ended_ns) at 2 x layer.
+        in_progress: ``(callback, since_ns)`` of the callback entered and not left; callback 0 when there is none.
     """
 
     waits: memoryview

@@ -14,7 +14,7 @@ import msgspec
 from tracekv.journal.records import Record, decode
 
 DEFAULT_RECORDS = 1 << 16
-#: Triples (layer, started_ns, ended_ns) that one forward pass can leave per kind of hook.
+#: Pairs (started_ns, ended_ns) that one forward pass can leave per kind of hook; pair i is layer i's.
 MAX_LAYERS = 512
 
 
@@ -22,17 +22,18 @@ class MemoryJournal:
     """Holds the last ``capacity`` records. Any thread may write.
 
     Attributes:
-        waits, saves: int64 slots for the per-layer hooks of the pass in progress, three per layer.
-        in_progress: ``(callback, since_ns, layer)`` of the callback entered and not left; callback 0 when there is none.
+        waits, saves: int64 slots for the per-layer hooks of the pass in progress: (started_ns, ended_ns) at 2 x layer.
+        in_progress: ``(callback, since_ns)`` of the callback entered and not left; callback 0 when there is none. A layer
+            hook in progress is a pair in ``waits`` or ``saves`` that has a start and no end.
     """
 
     def __init__(self, capacity: int = DEFAULT_RECORDS) -> None:
         self._slots: list[tuple[int, bytes] | None] = [None] * capacity
         self._sequence = itertools.count()
         self._encode = msgspec.msgpack.Encoder().encode
-        self.waits = memoryview(array("q", bytes(MAX_LAYERS * 24)))
-        self.saves = memoryview(array("q", bytes(MAX_LAYERS * 24)))
-        self.in_progress = memoryview(array("q", bytes(24)))
+        self.waits = memoryview(array("q", bytes(MAX_LAYERS * 16)))
+        self.saves = memoryview(array("q", bytes(MAX_LAYERS * 16)))
+        self.in_progress = memoryview(array("q", bytes(16)))
 
     def write(self, record: Record) -> None:
         """Append a record. No lock: the counter and the slot's store are each one step under the GIL."""

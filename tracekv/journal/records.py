@@ -189,7 +189,8 @@ class LayerHooks(Record, tag=18):
     """The per-layer hooks of one forward pass.
 
     Attributes:
-        waits, saves: int64 triples ``(layer, started_ns, ended_ns)``, native byte order, in call order.
+        waits, saves: int64 pairs ``(started_ns, ended_ns)``, native byte order; pair i is layer i's. (0, 0): not called;
+            an end of 0: entered and not left (it raised, when a later record exists).
     """
 
     step: int
