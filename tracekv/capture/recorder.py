@@ -1,0 +1,344 @@
+"""One per traced instance: notes when a callback was entered and left, and writes what it carried.
+
+Nothing in here may reach the engine: each method that runs after the inner call is an instrument, guarded as a whole; one that
+fails is removed and reported once, and its callback goes on bare. Arguments are read, never kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, Concatenate, ParamSpec
+
+import xxhash
+
+from tracekv.capture.envelope import Envelope
+from tracekv.capture.session import Session
+from tracekv.contract import reading
+from tracekv.journal.current import current
+from tracekv.journal.memory import MAX_LAYERS
+from tracekv.journal.records import (
+    AllocCall,
+    BindCall,
+    BuildCall,
+    Call,
+    CancelLoadCall,
+    FinishCall,
+    FinishedCall,
+    ForwardCallableCall,
+    GroupFacts,
+    IdlePolls,
+    LayerHooks,
+    QueryCall,
+    Record,
+    RegionFacts,
+    RegisterCall,
+    RequestResetCall,
+)
+
+#: Idle polls are told at least this often, so that a reader sees that the loop still turns.
+_IDLE_FLUSH_NS = 1_000_000_000
+_NO_HOOKS = bytes(MAX_LAYERS * 16)
+_CLEARED = memoryview(_NO_HOOKS).cast("q")
+
+P = ParamSpec("P")
+Instrument = Callable[Concatenate["Recorder", int, int, int, P], None]
+
+
+def _instrument(method: Instrument[P]) -> Callable[Concatenate[Recorder, int, int, P], None]:
+    """Leave the callback, then write its record; whatever fails in the writing removes the instrument."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, code: int, started: int, *facts: P.args, **named: P.kwargs) -> None:
+        ended = perf_counter_ns()
+        self.leave()
+        if name in self.removed:
+            return
+        try:
+            method(self, code, started, ended, *facts, **named)
+        except Exception as error:
+            self.remove(name, error)
+
+    return guarded  # type: ignore[return-value]  # wraps() hides that it is the same callable
+
+
+class Recorder:
+    """Entered and left by the wrappers of one traced instance, on the engine's thread.
+
+    Attributes:
+        inside: Idents of the threads of this process that are inside a callback.
+        waits, saves: The journal's slots for the per-layer hooks, bound here because every hook writes to them.
+        removed: Names of instruments that failed.
+        steps: Passes built so far (leader only).
+        run_id: 16 bytes; made by the leader, learnt by the others from the first envelope.
+    """
+
+    __slots__ = (
+        "_engine_thread", "_idle", "_journal", "_layers", "_session", "in_progress", "inside", "removed", "run_id",
+        "saves", "steps", "waits",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, run_id: bytes = b"") -> None:
+        self._session = session
+        self._journal = session.journal
+        self.inside = session.inside
+        self.in_progress = session.journal.in_progress
+        self.waits = session.journal.waits
+        self.saves = session.journal.saves
+        self._layers = MAX_LAYERS
+        self.removed: set[str] = set()
+        self.steps = 0
+        self.run_id = run_id
+        self._engine_thread = 0
+        self._idle: IdlePolls | None = None
+
+    def enter(self, code: int) -> int:
+        """The time at which a callback of the loop is entered, or 0 where the call isn't the runtime's.
+
+        A call made inside another callback, or on a thread that isn't the executor's, is the connector's own.
+        """
+        ident = get_ident()
+        if ident != self._engine_thread and not self._adopt(ident):
+            return 0
+        return self.enter_bring_up(code)
+
+    def enter_bring_up(self, code: int) -> int:
+        """As :meth:`enter`, for the callbacks of bring-up, which may come on another thread than the loop's."""
+        inside = self.inside
+        ident = get_ident()
+        if ident in inside:
+            return 0
+        inside.add(ident)
+        started = perf_counter_ns()
+        self.in_progress[1] = started
+        self.in_progress[0] = code
+        return started
+
+    def leave(self) -> None:
+        """The callback entered last on this thread is left."""
+        self.inside.discard(get_ident())
+        self.in_progress[0] = 0
+
+    def _adopt(self, ident: int) -> bool:
+        # The loop's thread is known from its first callback; the loop may move only when that thread has ended.
+        if self._engine_thread and any(thread.ident == self._engine_thread for thread in threading.enumerate()):
+            return False
+        self._engine_thread = ident
+        return True
+
+    def remove(self, instrument: str, error: Exception) -> None:
+        """Take a failed instrument out and report it once."""
+        self.removed.add(instrument)
+        self._session.fault(instrument, error)
+
+    def enclose(self, metadata: object) -> object:
+        """The leader's metadata as it travels: bare where no traced worker of this process could open an envelope."""
+        return Envelope(metadata, self.run_id, self.steps) if self._session.workers else metadata
+
+    def write(self, record: Record) -> None:
+        """Append to the journal, after the idle polls that came before."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            self._journal.write(idle)
+        self._journal.write(record)
+
+    # -- instruments: (code, started, ended, facts of the callback) ------------------------------------------------
+
+    @_instrument
+    def simple(self, code: int, started: int, ended: int) -> None:
+        """A callback with nothing to add."""
+        self.write(Call(code, started, ended, current.step, None))
+
+    @_instrument
+    def raised(self, code: int, started: int, ended: int, error: BaseException) -> None:
+        """The inner connector raised."""
+        self.flush_hooks()
+        self.write(Call(code, started, ended, current.step, type(error).__qualname__))
+
+    @_instrument
+    def query(self, code: int, started: int, ended: int, request: Any, computed: int, answer: Any) -> None:
+        """``get_num_new_matched_tokens``."""
+        offered, is_async, odd = _offer(answer)
+        salt = reading.cache_salt(request)
+        try:
+            images = reading.multimodal_digest(request)
+        except reading.UnreadableRequest:
+            images = "unreadable"
+        self.write(
+            QueryCall(
+                code, started, ended, current.step, None,
+                request_id=request.request_id,
+                client_id=reading.client_id(request),
+                prompt_tokens=reading.prompt_length(request),
+                computed_tokens=computed,
+                offered_tokens=offered,
+                is_async=is_async,
+                answer=odd,
+                salt_digest=None if salt is None else xxhash.xxh3_64_digest(salt.encode()),
+                multimodal_digest=None if images is None else xxhash.xxh3_64_digest(images.encode()),
+                lora_id=reading.lora_id(request),
+            )
+        )  # fmt: skip
+
+    @_instrument
+    def alloc(self, code: int, started: int, ended: int, request: Any, pages: list[list[int]]) -> None:
+        """``update_state_after_alloc`` and its per-layer-group form."""
+        honoured = reading.honoured_tokens(request)
+        self.write(AllocCall(code, started, ended, current.step, None, request.request_id, honoured, pages))
+
+    @_instrument
+    def build(self, code: int, started: int, ended: int, output: Any, metadata: object) -> None:
+        """``build_connector_meta``; the step is the one that begins with it."""
+        new, cached = output.new_requests, output.cached_requests
+        requests = [*new, *cached]
+        pages: list[tuple[int, list[list[int]]]] = []
+        for position, data in enumerate(requests):
+            if data.new_block_ids or data.new_block_ids_by_layer_group:
+                ids = reading.new_block_ids(data)
+                if any(ids):
+                    pages.append((position, ids))
+        self.write(
+            BuildCall(
+                code, started, ended, current.step, None,
+                new_requests=len(new),
+                request_ids=[data.request_id for data in requests],
+                computed_positions=[data.computed_position for data in requests],
+                scheduled_tokens=[data.num_scheduled_tokens for data in requests],
+                prompt_tokens=[len(data.new_tokens) for data in new],
+                pages=pages,
+                has_metadata=_has_content(metadata),
+            )
+        )  # fmt: skip
+
+    @_instrument
+    def finish(self, code: int, started: int, ended: int, request: Any, pages: list[list[int]], answer: Any) -> None:
+        """``request_finished`` and its per-layer-group form."""
+        odd = None if isinstance(answer, bool) else type(answer).__name__
+        record = FinishCall(code, started, ended, current.step, None, request.request_id, bool(answer), odd, pages)
+        self.write(record)
+
+    @_instrument
+    def bind(self, code: int, started: int, ended: int, envelope: Envelope | None) -> None:
+        """``bind_connector_meta``."""
+        if envelope is not None and envelope.run_id != self.run_id:
+            self.run_id = envelope.run_id
+            self._session.join_run(envelope.run_id)
+        size, digest = (envelope.nbytes, envelope.digest) if envelope else (None, None)
+        self.write(BindCall(code, started, ended, current.step, None, envelope is not None, size, digest))
+
+    @_instrument
+    def register(
+        self, code: int, started: int, ended: int, view: Callable[[Any], reading.LayoutView], caches: Any
+    ) -> None:
+        """``register_kv_caches`` and ``register_kv_cache_layout``."""
+        layout = view(caches)
+        layers = [layer for group in layout.groups for layer in group.layer_ids]
+        self._layers = min(MAX_LAYERS, max(layers, default=-1) + 1)
+        groups = [
+            GroupFacts(
+                group.layer_group_id, group.window_size, list(group.layer_ids), group.num_slots, group.bytes_per_page,
+                [RegionFacts(region.size, region.stride, region.num_slots) for region in group.regions],
+            )
+            for group in layout.groups
+        ]  # fmt: skip
+        self.write(
+            RegisterCall(code, started, ended, current.step, None, layout.tokens_per_block, layout.dtype, groups)
+        )
+
+    @_instrument
+    def forward_callable(self, code: int, started: int, ended: int, given: object) -> None:
+        """``register_forward_pass_callable``."""
+        self.write(ForwardCallableCall(code, started, ended, current.step, None, bool(given)))
+
+    @_instrument
+    def end_pass(self, code: int, started: int, ended: int) -> None:
+        """``wait_for_save``, which closes the pass's layer hooks."""
+        self.flush_hooks()
+        self.write(Call(code, started, ended, current.step, None))
+
+    @_instrument
+    def cancel_load(self, code: int, started: int, ended: int, request: Any, start: int, end: int) -> None:
+        """``cancel_load`` of newer runtimes."""
+        self.write(CancelLoadCall(code, started, ended, current.step, None, _request_id(request), start, end))
+
+    @_instrument
+    def request_reset(self, code: int, started: int, ended: int, request: Any) -> None:
+        """``request_reset`` of newer runtimes."""
+        self.write(RequestResetCall(code, started, ended, current.step, None, _request_id(request)))
+
+    @_instrument
+    def finished(self, code: int, started: int, ended: int, saving: list[int], loading: list[int], answer: Any) -> None:
+        """``get_finished`` that was given ids or returned some."""
+        saved, loaded, odd = _finished_ids(answer)
+        self.write(FinishedCall(code, started, ended, current.step, None, saving, loading, saved, loaded, odd))
+
+    @_instrument
+    def idle_poll(self, code: int, started: int, ended: int) -> None:
+        """``get_finished`` with nothing in and nothing out: summed up, written with the next record or after a second."""
+        took = ended - started
+        idle = self._idle
+        if idle is None:
+            self._idle = IdlePolls(current.step, 1, took, took, started, ended)
+            return
+        idle.count += 1
+        idle.sum_ns += took
+        idle.max_ns = max(idle.max_ns, took)
+        idle.last_ended_ns = ended
+        if ended - idle.first_started_ns > _IDLE_FLUSH_NS:
+            self._idle = None
+            self._journal.write(idle)
+
+    def hook_raised(self, code: int, slots: memoryview, layer: int, error: BaseException) -> None:
+        """A per-layer hook of the inner connector raised; the pair's end stays 0."""
+        self.raised(code, slots[layer + layer], error)
+
+    # -- what several calls share ----------------------------------------------------------------------------------
+
+    def flush_hooks(self) -> None:
+        """Write the layer hooks since the last pass and clear their slots."""
+        end = 2 * self._layers
+        if self.waits[end:].tobytes() != _NO_HOOKS[8 * end :] or self.saves[end:].tobytes() != _NO_HOOKS[8 * end :]:
+            end = 2 * MAX_LAYERS  # a layer that is in no registered group was called
+        waits, saves = self.waits[:end].tobytes(), self.saves[:end].tobytes()
+        none = _NO_HOOKS[: 8 * end]
+        if waits != none or saves != none:
+            self.waits[:end] = _CLEARED[:end]
+            self.saves[:end] = _CLEARED[:end]
+            self.write(LayerHooks(current.step, waits, saves))
+
+
+def _offer(answer: Any) -> tuple[int, bool, str | None]:
+    """``(offered, is_async, None)``, or as much of it as can be read and the types of an answer that is no ``(int, bool)``."""
+    if isinstance(answer, tuple) and len(answer) == 2:
+        offered, is_async = answer
+        if type(offered) is int and type(is_async) is bool:
+            return offered, is_async, None
+        kinds = f"({type(offered).__name__}, {type(is_async).__name__})"
+        return (int(offered) if isinstance(offered, (int, float)) else 0), bool(is_async), kinds
+    return 0, False, type(answer).__name__
+
+
+def _finished_ids(answer: Any) -> tuple[list[int], list[int], str | None]:
+    """The two id lists, and the types of an answer that is no pair of lists of ints."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return [], [], type(answer).__name__
+    kinds = [type(ids).__name__ for ids in answer]
+    lists = [list(ids) if ids is not None else [] for ids in answer]
+    odd = kinds != ["list", "list"] or not all(type(i) is int for ids in lists for i in ids)
+    saved, loaded = ([i for i in ids if isinstance(i, int)] for ids in lists)
+    return saved, loaded, f"({', '.join(kinds)})" if odd else None
+
+
+def _has_content(metadata: object) -> bool:
+    if metadata is None:
+        return False
+    return bool(metadata) if isinstance(metadata, (bytes, str, list, tuple, dict, set)) else True
+
+
+def _request_id(request: Any) -> int:
+    request_id: int = request if isinstance(request, int) else request.request_id
+    return request_id

@@ -1,0 +1,177 @@
+"""The capture of one process: its journal, its settings, the agent that reads, and what the traced instances share."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import socket
+import threading
+import weakref
+from pathlib import Path
+from time import perf_counter_ns, time_ns
+from typing import Any, Protocol
+
+import msgspec
+import xxhash
+
+from tracekv import settings as settings_module
+from tracekv._version import __version__
+from tracekv.contract import UnknownRuntime, current_runtime
+from tracekv.journal.current import Journal, current
+from tracekv.journal.memory import MemoryJournal
+from tracekv.journal.records import ProcessStarted, RunJoined, SettingsSeen, TracerFault
+from tracekv.settings import Settings
+
+log = logging.getLogger("tracekv")
+
+
+class Agent(Protocol):
+    """What reads the journal in this process."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Export what is written so far."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Export what is left and end."""
+
+
+class Session:
+    """Shared by the traced instances of a process.
+
+    Attributes:
+        inside: Idents of the threads that are inside a callback: a call made there is the connector's own.
+        workers: Live traced workers; without one in this process the leader sends no envelope, since a bare
+            worker couldn't open it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.journal: Journal = MemoryJournal()
+        self.inside: set[int] = set()
+        self.workers = 0
+        self.agent: Agent | None = None
+        self._run_id = b""
+        self._faults: set[str] = set()
+        self._write_preamble()
+
+    def _write_preamble(self) -> None:
+        boot_id = Path("/proc/sys/kernel/random/boot_id")
+        self.journal.write(
+            ProcessStarted(
+                pid=os.getpid(),
+                process_id=os.urandom(16),
+                host=socket.gethostname(),
+                boot_id=boot_id.read_text().strip() if boot_id.exists() else "",
+                monotonic_ns=perf_counter_ns(),
+                wall_ns=time_ns(),
+                version=__version__,
+            )
+        )
+        digest = xxhash.xxh3_128_digest(msgspec.json.encode(self.settings, order="deterministic"))
+        self.journal.write(SettingsSeen(digest))
+
+    def add_worker(self, worker: object) -> None:
+        """Count a traced worker for as long as it lives."""
+        self.workers += 1
+        weakref.finalize(worker, self._worker_gone)
+
+    def _worker_gone(self) -> None:
+        self.workers -= 1
+
+    def join_run(self, run_id: bytes) -> None:
+        """Say once which run and rank this process belongs to."""
+        if run_id == self._run_id:
+            return
+        self._run_id = run_id
+        try:
+            runtime = current_runtime()
+            rank, world = runtime.rank, runtime.world
+        except UnknownRuntime:
+            rank, world = -1, -1
+        self.journal.write(RunJoined(run_id, rank, world))
+
+    def fault(self, instrument: str, error: BaseException) -> None:
+        """Report, once per instrument, that it failed and was removed."""
+        if instrument in self._faults:
+            return
+        self._faults.add(instrument)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else "?"
+        name = type(error).__name__
+        log.warning(
+            "tracekv: the instrument %s failed (%s at %s) and is removed; the engine goes on", instrument, name, where
+        )
+        try:
+            self.journal.write(TracerFault(perf_counter_ns(), instrument, name, where))
+        except Exception as second:  # the journal itself is what failed
+            log.warning("tracekv: the journal can't be written (%s)", type(second).__name__)
+
+    def start_agent(self) -> None:
+        """Start what reads the journal, if the settings ask for it."""
+        if self.settings.agent == "off":
+            return
+        try:
+            module: Any = importlib.import_module("tracekv.agent")
+            self.agent = module.start_agent(self.journal, self.settings)
+        except Exception as error:  # an engine must start without its tracing
+            self.fault("agent", error)
+
+
+_lock = threading.Lock()
+_session: Session | None = None
+
+
+def session() -> Session | None:
+    """The process's session, made at the first call; None while ``TRACEKV_DETAIL=off``.
+
+    Raises:
+        SettingsError: A ``TRACEKV_*`` setting is unknown or invalid. Raised at bring-up, before any request.
+    """
+    global _session
+    with _lock:
+        if _session is None:
+            settings = settings_module.load()
+            if settings.detail == "off":
+                return None
+            _session = Session(settings)
+            current.journal = _session.journal
+            _session.start_agent()
+        return _session
+
+
+def flush(timeout_s: float = 5.0) -> bool:
+    """Wait until everything recorded so far is exported; False where that took longer than ``timeout_s``.
+
+    For scripts and tests: an engine never needs it.
+    """
+    if _session is None or _session.agent is None:
+        return True
+    return _session.agent.flush(timeout_s)
+
+
+def shutdown(timeout_s: float = 2.0) -> bool:
+    """Export what is left and forget the session; the next traced instance makes a new one from the settings then in force."""
+    global _session
+    with _lock:
+        ended, _session = _session, None
+        current.journal = None
+        current.step = 0
+    if ended is None or ended.agent is None:
+        return True
+    return ended.agent.close(timeout_s)
+
+
+def _forget_after_fork() -> None:
+    # The child has no agent thread, and its records are not the parent's.
+    global _session, _lock
+    _lock = threading.Lock()
+    _session = None
+    current.journal = None
+
+
+atexit.register(shutdown)
+os.register_at_fork(after_in_child=_forget_after_fork)

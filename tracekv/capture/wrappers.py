@@ -1,0 +1,223 @@
+"""The function that stands in for each callback: enter, call the inner one, leave with what it carried.
+
+They are made from one template per shape, as ``dataclasses`` makes methods, so that each has the contract's own parameter
+names, takes no ``*args``, binds its inner function once, and costs no call more than it needs. The inner call is in no
+``try`` that could swallow: an exception is noted on its way and goes on as it is.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from tracekv.capture.envelope import Envelope
+from tracekv.contract import reading
+from tracekv.journal.current import current
+from tracekv.journal.vocabulary import Callback
+
+Inner = Callable[..., Any]
+
+_CALLBACK = """\
+def {name}({parameters}):
+    recorder = self._tracekv_recorder
+    if recorder is None or not (started := recorder.{enter}({code})):
+        return inner({parameters})
+    try:
+        answer = inner({parameters})
+    except BaseException as error:
+        recorder.raised({code}, started, error)
+        raise
+    recorder.{instrument}({code}, started{facts})
+    return answer
+"""
+
+# A hook writes two numbers into the journal's own slots; the pass's record is made from them when the pass ends.
+_LAYER_HOOK = """\
+def {name}({parameters}):
+    recorder = self._tracekv_recorder
+    if recorder is None or recorder.inside:
+        return inner({parameters})
+    slots = recorder.{instrument}
+    try:
+        slots[layer_idx + layer_idx] = now()
+    except Exception as error:
+        recorder.remove("{name}", error)
+        return inner({parameters})
+    try:
+        answer = inner({parameters})
+    except BaseException as error:
+        recorder.hook_raised({code}, slots, layer_idx, error)
+        raise
+    slots[layer_idx + layer_idx + 1] = now()
+    return answer
+"""
+
+
+class _Shape(NamedTuple):
+    """What fills a template: ``facts`` are the instrument's arguments after the time."""
+
+    parameters: str
+    instrument: str = "simple"
+    facts: str = ""
+    enter: str = "enter"
+    template: str = _CALLBACK
+
+
+_SHAPES = {
+    Callback.GET_NUM_NEW_MATCHED_TOKENS: _Shape(
+        "self, request, num_computed_tokens", "query", ", request, num_computed_tokens, answer"
+    ),
+    Callback.UPDATE_STATE_AFTER_ALLOC: _Shape("self, request, block_ids", "alloc", ", request, [block_ids]"),
+    Callback.UPDATE_STATE_AFTER_ALLOC_BY_LAYER_GROUP: _Shape(
+        "self, request, block_ids_by_layer_group", "alloc", ", request, block_ids_by_layer_group"
+    ),
+    Callback.REQUEST_FINISHED: _Shape(
+        "self, request, cache_block_ids", "finish", ", request, [cache_block_ids], answer"
+    ),
+    Callback.REQUEST_FINISHED_BY_LAYER_GROUP: _Shape(
+        "self, request, cache_block_ids_by_layer_group", "finish", ", request, cache_block_ids_by_layer_group, answer"
+    ),
+    Callback.WAIT_FOR_INITIALIZATION: _Shape("self", enter="enter_bring_up"),
+    Callback.CANCEL_LOAD: _Shape("self, request, start, end", "cancel_load", ", request, start, end"),
+    Callback.REQUEST_RESET: _Shape("self, request", "request_reset", ", request"),
+    Callback.SCHEDULER_SHUTDOWN: _Shape("self", enter="enter_bring_up"),
+    Callback.REGISTER_KV_CACHES: _Shape(
+        "self, kv_cache_tensor", "register", ", reading.layout_of_tensor, kv_cache_tensor", "enter_bring_up"
+    ),
+    Callback.REGISTER_KV_CACHE_LAYOUT: _Shape(
+        "self, layout", "register", ", reading.layout_of, layout", "enter_bring_up"
+    ),
+    Callback.START_LOAD_KV: _Shape("self, stream"),
+    Callback.WAIT_FOR_LAYER_LOAD: _Shape("self, layer_idx, stream", "waits", template=_LAYER_HOOK),
+    Callback.SAVE_KV_LAYER: _Shape("self, layer_idx, stream", "saves", template=_LAYER_HOOK),
+    Callback.WAIT_FOR_SAVE: _Shape("self, stream", "end_pass"),
+    Callback.WORKER_SHUTDOWN: _Shape("self", enter="enter_bring_up"),
+}
+
+
+def wrap(callback: Callback, inner: Inner) -> Inner:
+    """The function to put in place of ``inner``, an unbound function that takes ``self`` first."""
+    special = _SPECIAL.get(callback)
+    if special is not None:
+        return special(int(callback), inner)
+    shape = _SHAPES[callback]
+    source = shape.template.format(
+        name=callback.method,
+        code=int(callback),
+        parameters=shape.parameters,
+        enter=shape.enter,
+        instrument=shape.instrument,
+        facts=shape.facts,
+    )
+    # Known to linecache, so that a traceback through the wrapper shows its lines.
+    filename = f"<tracekv wrapper of {callback.side.value}.{callback.method}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {"inner": inner, "reading": reading, "now": perf_counter_ns}
+    exec(compile(source, filename, "exec"), scope)  # noqa: S102  # the template above, filled with constants
+    wrapper: Inner = scope[callback.method]
+    return wrapper
+
+
+def _build_connector_meta(code: int, inner: Inner) -> Inner:
+    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
+        recorder = self._tracekv_recorder
+        if recorder is None or not (started := recorder.enter(code)):
+            return inner(self, scheduler_output)
+        recorder.steps += 1
+        current.step = recorder.steps
+        try:
+            metadata = inner(self, scheduler_output)
+        except BaseException as error:
+            recorder.raised(code, started, error)
+            raise
+        recorder.build(code, started, scheduler_output, metadata)
+        return recorder.enclose(metadata)
+
+    return build_connector_meta
+
+
+def _bind_connector_meta(code: int, inner: Inner) -> Inner:
+    def bind_connector_meta(self: Any, metadata: Any) -> Any:
+        # Unwrapping is no instrument: it happens even where every instrument is gone.
+        envelope = metadata if type(metadata) is Envelope else None
+        bare = metadata if envelope is None else envelope.inner
+        recorder = self._tracekv_recorder
+        if recorder is None or not (started := recorder.enter(code)):
+            return inner(self, bare)
+        if envelope is not None:
+            current.step = envelope.step
+        try:
+            answer = inner(self, bare)
+        except BaseException as error:
+            recorder.raised(code, started, error)
+            raise
+        recorder.bind(code, started, envelope)
+        return answer
+
+    return bind_connector_meta
+
+
+def _get_finished(code: int, inner: Inner) -> Inner:
+    def get_finished(self: Any, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> Any:
+        recorder = self._tracekv_recorder
+        if recorder is None or not (started := recorder.enter(code)):
+            return inner(self, finished_gen_req_ids, started_loading_req_ids)
+        # Copied before the call: the inner connector may empty the lists that it was given.
+        saving, loading = list(finished_gen_req_ids), list(started_loading_req_ids)
+        try:
+            answer = inner(self, finished_gen_req_ids, started_loading_req_ids)
+        except BaseException as error:
+            recorder.raised(code, started, error)
+            raise
+        if saving or loading or answer != ([], []):
+            recorder.finished(code, started, saving, loading, answer)
+        else:
+            recorder.idle_poll(code, started)
+        return answer
+
+    return get_finished
+
+
+def _register_forward_pass_callable(code: int, inner: Inner) -> Inner:
+    def register_forward_pass_callable(self: Any) -> Any:
+        recorder = self._tracekv_recorder
+        if recorder is None or not (started := recorder.enter_bring_up(code)):
+            return inner(self)
+        try:
+            given = inner(self)
+        except BaseException as error:
+            recorder.raised(code, started, error)
+            raise
+        recorder.forward_callable(code, started, given)
+        # The runtime registers only a truthy answer, so a falsy one goes back as it is.
+        return _forward_pass_callable(recorder, given) if given else given
+
+    return register_forward_pass_callable
+
+
+def _forward_pass_callable(recorder: Any, given: Inner) -> Inner:
+    code = int(Callback.FORWARD_PASS_CALLABLE)
+
+    def forward_pass_callable(*args: Any, **kwargs: Any) -> Any:
+        # Once a pass, and its arguments are between the runtime and the connector: passed on as they come.
+        if not (started := recorder.enter_bring_up(code)):
+            return given(*args, **kwargs)
+        try:
+            answer = given(*args, **kwargs)
+        except BaseException as error:
+            recorder.raised(code, started, error)
+            raise
+        recorder.simple(code, started)
+        return answer
+
+    return forward_pass_callable
+
+
+_SPECIAL: dict[Callback, Callable[[int, Inner], Inner]] = {
+    Callback.BUILD_CONNECTOR_META: _build_connector_meta,
+    Callback.BIND_CONNECTOR_META: _bind_connector_meta,
+    Callback.GET_FINISHED: _get_finished,
+    Callback.REGISTER_FORWARD_PASS_CALLABLE: _register_forward_pass_callable,
+}
