@@ -40,7 +40,7 @@ def resolve(name: str) -> Connector:
     Raises:
         ConnectorError: Nothing has that name, it can't be imported, or a set of callbacks is incomplete.
 
-    Source: issue of the main job, point 3; contract.md section 3.
+    Source: contract.md section 3.
     """
     if ":" in name:
         found = _from_path(name)
