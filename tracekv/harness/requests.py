@@ -1,0 +1,187 @@
+"""A request as the runtime and a connector see it, and the batch of one pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RequestState(str, Enum):
+    """Where a request stands; the names are the runtime's."""
+
+    CONTEXT_INIT = "CONTEXT_INIT"
+    GENERATION_IN_PROGRESS = "GENERATION_IN_PROGRESS"
+    GENERATION_COMPLETE = "GENERATION_COMPLETE"
+    #: Parked: an asynchronous load is under way.
+    DISAGG_GENERATION_TRANS_IN_PROGRESS = "DISAGG_GENERATION_TRANS_IN_PROGRESS"
+    #: Finished, its pages kept for an asynchronous save.
+    DISAGG_CONTEXT_TRANS_IN_PROGRESS = "DISAGG_CONTEXT_TRANS_IN_PROGRESS"
+
+
+#: In these states a report uses position and chunk; in any other, the last token (golden l.state_formula).
+CONTEXT_STATES = (RequestState.CONTEXT_INIT, RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS)
+
+
+class Request:
+    """One prompt and what came of it, with the ``LlmRequest`` attributes that connectors read.
+
+    Attributes:
+        output_tokens: Generated token ids.
+        first_logits: Float32 copy, ``[vocabulary]``, of the logits from which the first token was chosen.
+        ttft_s: Seconds from submission to the first token.
+        device_tokens: Prompt tokens that device reuse supplied.
+        honoured_tokens: Prompt tokens that the connector supplied.
+        passes: ``(position, tokens)`` of each prefill pass: equal passes give bit-equal results.
+        error: What a forward, a per-layer hook or ``wait_for_save`` raised; the request ended there.
+
+    Source: contract.md section 5.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_tokens: Sequence[int],
+        max_new_tokens: int,
+        *,
+        cache_salt: str | None = None,
+        lora_task_id: int | None = None,
+        multimodal_hashes: list[list[int]] | None = None,
+        multimodal_positions: list[int] | None = None,
+        multimodal_lengths: list[int] | None = None,
+        client_id: int | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_len = len(prompt_tokens)
+        self.max_new_tokens = max_new_tokens
+        self.cache_salt = cache_salt
+        self.lora_task_id = lora_task_id
+        self.multimodal_hashes = multimodal_hashes
+        self.multimodal_positions = multimodal_positions
+        self.multimodal_lengths = multimodal_lengths
+        self.client_id = client_id
+        self.is_dummy_request = False
+        self.is_child = False
+        self.parent_request_id: int | None = None
+        self.kv_cache_retention_config: Any = None
+        self.state = RequestState.CONTEXT_INIT
+        self.context_current_position = 0
+        self.context_chunk_size = self.prompt_len
+        #: Where the first chunk begins: behind what the device and the connector supplied.
+        self.prepopulated_prompt_len = 0
+        #: Set once the alloc callback was made, cleared with the allocation (contract-v2.md section 1.2).
+        self.py_connector_allocation_reported = False
+        self.py_num_connector_matched_tokens: int | None = None
+        self.py_draft_tokens: list[int] = []
+
+        self._tokens = list(prompt_tokens)
+        self.first_logits: torch.Tensor | None = None
+        self.ttft_s: float | None = None
+        self.device_tokens = 0
+        self.honoured_tokens = 0
+        self.passes: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+        self.submitted_at = time.perf_counter()
+
+    @property
+    def py_request_id(self) -> int:
+        """The executor's name for ``request_id``."""
+        return self.request_id
+
+    @property
+    def py_client_id(self) -> int | None:
+        """The id by which the front process knows the request."""
+        return self.client_id
+
+    @property
+    def py_prompt_len(self) -> int:
+        """Prompt tokens."""
+        return self.prompt_len
+
+    def get_tokens(self, beam: int | None = None) -> list[Any]:
+        """A copy of the token ids of a beam (there is one), or the list of beams."""
+        return list(self._tokens) if beam is not None else [list(self._tokens)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self._tokens)
+
+    @property
+    def output_tokens(self) -> list[int]:
+        """The generated token ids."""
+        return self._tokens[self.prompt_len :]
+
+    def append_token(self, token: int) -> None:
+        """Take a sampled token."""
+        self._tokens.append(token)
+
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """Token ids ``[start, end)``."""
+        return self._tokens[start:end]
+
+    @property
+    def context_remaining_length(self) -> int:
+        """Prompt tokens from the current position on."""
+        return self.prompt_len - self.context_current_position
+
+    @property
+    def is_first_context_chunk(self) -> bool:
+        """No chunk has run yet; a served prefix doesn't change that."""
+        return self.context_current_position == self.prepopulated_prompt_len
+
+    @property
+    def is_last_context_chunk(self) -> bool:
+        """The scheduled chunk reaches the end of the prompt."""
+        return self.context_current_position + self.context_chunk_size >= self.prompt_len
+
+    @property
+    def is_finished(self) -> bool:
+        """All tokens were generated, or the request failed."""
+        return self.state in (RequestState.GENERATION_COMPLETE, RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS)
+
+    def is_generation_only_request(self) -> bool:
+        """False: prefill always happens here."""
+        return False
+
+    def begin_at(self, position: int, chunk: int) -> None:
+        """Place the first chunk behind what was supplied."""
+        self.context_current_position = position
+        self.prepopulated_prompt_len = position
+        self.context_chunk_size = chunk
+
+
+@dataclass
+class Batch:
+    """The requests of one pass, prefill first: chunks that don't reach the prompt's end, last chunks, generation."""
+
+    chunking: list[Request] = field(default_factory=list)
+    last_chunk: list[Request] = field(default_factory=list)
+    generation: list[Request] = field(default_factory=list)
+
+    @property
+    def context(self) -> list[Request]:
+        """Every prefill request, in the order in which they are prepared and reported."""
+        return [*self.chunking, *self.last_chunk]
+
+    def add_context(self, request: Request) -> None:
+        """File a prefill request by whether its chunk is the last."""
+        (self.last_chunk if request.is_last_context_chunk else self.chunking).append(request)
+
+    def resort(self) -> None:
+        """File the prefill requests anew after chunks have moved."""
+        requests = self.context
+        self.chunking, self.last_chunk = [], []
+        for request in requests:
+            self.add_context(request)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([*self.context, *self.generation])
+
+    def __bool__(self) -> bool:
+        return bool(self.chunking or self.last_chunk or self.generation)
