@@ -1,0 +1,172 @@
+"""What the traces of requests, steps and the process share: ids, names of requests, and the span of one callback."""
+
+from __future__ import annotations
+
+from tracekv.journal.records import Call, Transfer
+from tracekv.journal.vocabulary import Direction, Source
+from tracekv.views import ids, names
+from tracekv.views.facts import Facts, callback_name
+from tracekv.views.model import Attributes, Span, Status
+
+
+class Context:
+    """Settings and facts of one journal.
+
+    Attributes:
+        run: What trace ids are derived from; settled once, before the first span of a request or step.
+        detail: ``full`` or ``economy`` (the per-layer hooks as one span per layer group).
+    """
+
+    def __init__(self, facts: Facts, *, detail: str, hash_request_ids: bool, max_links: int) -> None:
+        self.facts = facts
+        self.detail = detail
+        self.hash_request_ids = hash_request_ids
+        self.max_links = max_links
+        self.run = b""
+        self._base: dict[int, tuple[str, Attributes]] = {}
+
+    def settle(self) -> None:
+        """Take run and rank from the facts; they may come in the middle of a journal."""
+        self.run = self.facts.run
+        self._base.clear()
+
+    def request_trace(self, request_id: int) -> bytes:
+        """The trace id of a request, the same in every process of the run."""
+        return ids.trace_id(self.run, "request", request_id)
+
+    def step_trace(self, step: int) -> bytes:
+        """The trace id of a step, the same in every process of the run."""
+        return ids.trace_id(self.run, "step", step)
+
+    def process_trace(self) -> bytes:
+        """The trace id of this process's bring-up."""
+        return ids.trace_id(self.facts.process_id, "process", 0)
+
+    def request_label(self, request_id: int) -> str:
+        """A request's id, or its digest."""
+        return ids.request_label(self.run, request_id, hashed=self.hash_request_ids)
+
+    def base(self, callback: int) -> tuple[str, Attributes]:
+        """Span name and the attributes that every span of a callback has. The dict is shared: copy it."""
+        known = self._base.get(callback)
+        if known is None:
+            side, method = callback_name(callback)
+            attributes: Attributes = {
+                names.CALLBACK: f"{side.value}.{method}",
+                names.CODE_FUNCTION: self.facts.function(side, method),
+            }
+            if self.facts.rank is not None:
+                attributes[names.RANK] = self.facts.rank
+            known = self._base[callback] = (method, attributes)
+        return known
+
+    def forget_classes(self) -> None:
+        """A class was wrapped: functions have to be named anew."""
+        self._base.clear()
+
+    def call(self, record: Call, trace: bytes, parent: bytes, attributes: Attributes, which: int = 0) -> Span:
+        """The span of one callback."""
+        name, base = self.base(record.callback)
+        span = self.span(
+            name, trace, parent, record.callback, record.started_ns, record.ended_ns, {**base, **attributes}, which
+        )
+        span.attributes[names.STEP_NUMBER] = record.step
+        if record.error is not None:
+            fail(span, record.error)
+        return span
+
+    def span(
+        self,
+        name: str,
+        trace: bytes,
+        parent: bytes | None,
+        what: int,
+        started_ns: int,
+        ended_ns: int,
+        attributes: Attributes,
+        which: int = 0,
+    ) -> Span:
+        """A span of this process; an end before the start (records of a torn journal) becomes an empty span."""
+        start = self.facts.unix_ns(started_ns)
+        return Span(
+            name,
+            trace,
+            ids.span_id(trace, self.facts.process_id, what, started_ns, which),
+            parent,
+            start,
+            max(start, self.facts.unix_ns(ended_ns)),
+            attributes,
+        )
+
+
+def fail(span: Span, error: str) -> None:
+    """Mark a span as failed; ``error`` is a class or an outcome, never a message: messages may hold what is private."""
+    span.status = Status.ERROR
+    span.attributes[names.ERROR_TYPE] = error
+
+
+Moves = dict[int, tuple[int, int]]
+
+
+class Tally:
+    """Pages and bytes that moved, by direction and layer group."""
+
+    def __init__(self) -> None:
+        self._moved: dict[Direction, Moves] = {Direction.LOAD: {}, Direction.SAVE: {}}
+        self._source = Source.REPORTED
+
+    def add(self, record: Transfer) -> None:
+        """Count a transfer that succeeded."""
+        if record.error is not None:
+            return
+        self._source = max(self._source, record.source, key=_TRUST.index)
+        moves = self._moved[record.direction]
+        pages, nbytes = moves.get(record.layer_group, (0, 0))
+        pages += sum(slot >= 0 for slot in record.pages)
+        moves[record.layer_group] = (pages, nbytes + record.nbytes)
+
+    def both_ways(self, facts: Facts) -> Attributes:
+        """For the root of a step."""
+        return both_ways(facts, self._moved[Direction.LOAD], self._moved[Direction.SAVE])
+
+    def one_way(self, direction: Direction, facts: Facts) -> Attributes:
+        """For the callback in which it happened; the source is the least good one of what is counted."""
+        return one_way(facts, self._moved[direction], self._source)
+
+
+#: Best first.
+_TRUST = list(Source)
+
+
+def both_ways(facts: Facts, loads: Moves, saves: Moves) -> Attributes:
+    """What moved, ``{layer_group: (pages, bytes)}`` each way; empty where nothing did."""
+    groups = sorted(loads.keys() | saves.keys())
+    if not groups:
+        return {}
+    none = (0, 0)
+    return {
+        names.LOAD_PAGES: sum(pages for pages, _ in loads.values()),
+        names.LOAD_BYTES: sum(nbytes for _, nbytes in loads.values()),
+        names.SAVE_PAGES: sum(pages for pages, _ in saves.values()),
+        names.SAVE_BYTES: sum(nbytes for _, nbytes in saves.values()),
+        names.GROUPS: groups,
+        names.GROUP_WINDOW: [facts.window(group) for group in groups],
+        names.GROUP_LOAD_BYTES: [loads.get(group, none)[1] for group in groups],
+        names.GROUP_SAVE_BYTES: [saves.get(group, none)[1] for group in groups],
+    }
+
+
+def one_way(facts: Facts, moves: Moves, source: Source) -> Attributes:
+    """What moved, ``{layer_group: (pages, bytes)}``; empty where nothing did."""
+    if not moves:
+        return {}
+    groups = sorted(moves)
+    return {
+        names.SOURCE: source.value,
+        names.PAGES: sum(pages for pages, _ in moves.values()),
+        names.BYTES: sum(nbytes for _, nbytes in moves.values()),
+        names.GROUPS: groups,
+        names.GROUP_PAGES: [moves[group][0] for group in groups],
+        names.GROUP_BYTES: [moves[group][1] for group in groups],
+        names.GROUP_WINDOW: [facts.window(group) for group in groups],
+    }

@@ -1,0 +1,310 @@
+"""What a run did, in numbers: callbacks with their times, layer groups with their bytes, tokens, misses.
+
+Summaries of several processes merge, and encode with msgspec, so that each process can hand its own to whoever prints them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracekv.journal.records import (
+    AllocCall,
+    BuildCall,
+    Call,
+    Drop,
+    IdlePolls,
+    LayerHooks,
+    Lookup,
+    QueryCall,
+    Record,
+    StoreOperation,
+    Transfer,
+)
+from tracekv.journal.vocabulary import Callback, Direction, Source
+from tracekv.views.facts import Facts, callback_name
+from tracekv.views.story import Moved
+
+#: Buckets per doubling of a duration: a percentile is off by at most 1.1 %.
+_BUCKETS = 32
+
+
+class Durations(msgspec.Struct):
+    """A histogram of durations whose size doesn't grow with the calls.
+
+    Attributes:
+        buckets: ``{bucket: calls}``; bucket ``i`` of doubling ``d`` (``d * 32 + i``) begins at ``2**d * (1 + i / 32)`` ns.
+    """
+
+    calls: int = 0
+    total_ns: int = 0
+    max_ns: int = 0
+    buckets: dict[int, int] = {}
+
+    def add(self, duration_ns: int, calls: int = 1) -> None:
+        """Count ``calls`` calls of ``duration_ns`` each."""
+        duration_ns = max(0, duration_ns)
+        self.calls += calls
+        self.total_ns += duration_ns * calls
+        self.max_ns = max(self.max_ns, duration_ns)
+        bucket = _bucket(duration_ns)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
+
+    def merge(self, other: Durations) -> None:
+        """Add another process's calls."""
+        self.calls += other.calls
+        self.total_ns += other.total_ns
+        self.max_ns = max(self.max_ns, other.max_ns)
+        for bucket, calls in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
+
+    def percentile_ns(self, percent: float) -> int:
+        """The duration that ``percent`` % of the calls don't exceed (nearest rank), to within 1.6 %; 0 without calls."""
+        rank = max(1, -(-self.calls * percent // 100))
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= rank:
+                return min(_middle_ns(bucket), self.max_ns)
+        return 0
+
+    @property
+    def p50_ns(self) -> int:
+        """Median."""
+        return self.percentile_ns(50)
+
+    @property
+    def p99_ns(self) -> int:
+        """99th percentile."""
+        return self.percentile_ns(99)
+
+
+class CallbackSummary(msgspec.Struct):
+    """One callback. ``errors`` are calls that raised; they are among the calls."""
+
+    durations: Durations
+    errors: int = 0
+
+
+class GroupSummary(msgspec.Struct):
+    """One layer group; ``moved`` by direction, tier and source."""
+
+    layer_group_id: int
+    window_size: int | None = None
+    bytes_per_page: int | None = None
+    moved: list[Moved] = []
+
+    def pages(self, direction: Direction, source: Source = Source.REPORTED) -> int:
+        """Pages that moved."""
+        return sum(moved.pages for moved in self._of(direction, source))
+
+    def nbytes(self, direction: Direction, source: Source = Source.REPORTED) -> int:
+        """Bytes that moved."""
+        return sum(moved.nbytes for moved in self._of(direction, source))
+
+    def tokens(self, direction: Direction, source: Source = Source.REPORTED) -> int:
+        """Tokens whose KV moved."""
+        return sum(moved.tokens for moved in self._of(direction, source))
+
+    def _of(self, direction: Direction, source: Source) -> list[Moved]:
+        return [moved for moved in self.moved if moved.direction is direction and moved.source is source]
+
+
+class Summary(msgspec.Struct):
+    """What the records of one or several processes add up to.
+
+    Tokens count per query and allocation, so that hits and their denominator come from the same events.
+
+    Attributes:
+        callbacks: By ``scheduler.NAME`` and ``worker.NAME``.
+        computed_tokens: Prompt tokens that were on the device when the connector was asked.
+        honoured_tokens: Of the offers that the runtime told about; ``untold_allocations`` it didn't.
+        misses: Lookups by reason; ``bounding`` those that a layer group ended, by group.
+        lost_records: Overwritten unread: the numbers are too small by what they held.
+    """
+
+    callbacks: dict[str, CallbackSummary] = {}
+    layer_groups: dict[int, GroupSummary] = {}
+    queries: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    offered_tokens: int = 0
+    honoured_tokens: int = 0
+    untold_allocations: int = 0
+    steps: int = 0
+    scheduled_tokens: int = 0
+    lookups: int = 0
+    misses: dict[str, int] = {}
+    bounding: dict[int, int] = {}
+    drops: dict[str, int] = {}
+    store_outcomes: dict[str, int] = {}
+    records: int = 0
+    lost_records: int = 0
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Tokens loaded, as reported: over the layer groups the largest counts, since each holds every token's part."""
+        return max((group.tokens(Direction.LOAD) for group in self.layer_groups.values()), default=0)
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens saved, as reported; over the layer groups the largest."""
+        return max((group.tokens(Direction.SAVE) for group in self.layer_groups.values()), default=0)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes loaded, as reported."""
+        return sum(group.nbytes(Direction.LOAD) for group in self.layer_groups.values())
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes saved, as reported."""
+        return sum(group.nbytes(Direction.SAVE) for group in self.layer_groups.values())
+
+    def merge(self, other: Summary) -> None:
+        """Add another process's summary; layer groups join by id."""
+        for name, callback in other.callbacks.items():
+            own = self.callbacks.setdefault(name, CallbackSummary(Durations()))
+            own.durations.merge(callback.durations)
+            own.errors += callback.errors
+        for group_id, group in other.layer_groups.items():
+            mine = self.layer_groups.setdefault(group_id, GroupSummary(group_id))
+            mine.window_size = group.window_size
+            mine.bytes_per_page = group.bytes_per_page
+            for moved in group.moved:
+                _merge_moved(mine, moved)
+        for field in _COUNTS:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+        for field in _TALLIES:
+            tally = getattr(self, field)
+            for key, count in getattr(other, field).items():
+                tally[key] = tally.get(key, 0) + count
+
+
+_COUNTS = (
+    "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
+    "scheduled_tokens", "lookups", "records", "lost_records",
+)  # fmt: skip
+_TALLIES = ("misses", "bounding", "drops", "store_outcomes")
+
+
+class SummaryView:
+    """Adds up records of any journal, in any order; ``summary`` may be read at any time by the thread that feeds it."""
+
+    def __init__(self) -> None:
+        self.summary = Summary()
+        self._facts = Facts()
+
+    def lost(self, count: int) -> None:
+        """``count`` records were overwritten unread."""
+        self.summary.lost_records += count
+
+    def feed(self, record: Record) -> None:
+        """Take one record."""
+        self._facts.observe(record)
+        summary = self.summary
+        summary.records += 1
+        if isinstance(record, Call):
+            self._called(record.callback, record.ended_ns - record.started_ns, is_error=record.error is not None)
+        match record:
+            case QueryCall():
+                summary.queries += 1
+                summary.prompt_tokens += record.prompt_tokens or 0
+                summary.computed_tokens += record.computed_tokens
+                summary.offered_tokens += record.offered_tokens
+            case AllocCall():
+                summary.honoured_tokens += record.honoured_tokens or 0
+                summary.untold_allocations += record.honoured_tokens is None
+            case BuildCall():
+                summary.steps += 1
+                summary.scheduled_tokens += sum(record.scheduled_tokens)
+            case IdlePolls():
+                self._polled(record)
+            case LayerHooks():
+                self._hooks(Callback.WAIT_FOR_LAYER_LOAD, record.waits)
+                self._hooks(Callback.SAVE_KV_LAYER, record.saves)
+            case Transfer():
+                group = self._group(record.layer_group)
+                _find(group, record.direction, record).add(record)
+            case Lookup():
+                summary.lookups += 1
+                if record.reason is not None:
+                    _count(summary.misses, record.reason.value)
+                if record.bounding_layer_group is not None:
+                    summary.bounding[record.bounding_layer_group] = (
+                        summary.bounding.get(record.bounding_layer_group, 0) + 1
+                    )
+            case Drop():
+                summary.drops[record.reason.value] = summary.drops.get(record.reason.value, 0) + record.blocks
+            case StoreOperation():
+                _count(summary.store_outcomes, f"{record.operation.value}.{record.outcome.value}")
+            case _:
+                for layer_group in self._facts.groups.keys() - summary.layer_groups.keys():
+                    self._group(layer_group)
+
+    def _called(self, number: int, duration_ns: int, *, is_error: bool) -> None:
+        callback = self._callback(number)
+        callback.durations.add(duration_ns)
+        callback.errors += is_error
+
+    def _callback(self, number: int) -> CallbackSummary:
+        side, method = callback_name(number)
+        return self.summary.callbacks.setdefault(f"{side.value}.{method}", CallbackSummary(Durations()))
+
+    def _polled(self, record: IdlePolls) -> None:
+        # Only count, sum and maximum are told: the longest as it was, the others at their mean.
+        durations = self._callback(Callback.GET_FINISHED).durations
+        durations.add(record.max_ns)
+        others = record.count - 1
+        if others > 0:
+            total = durations.total_ns + record.sum_ns - record.max_ns
+            durations.add((record.sum_ns - record.max_ns) // others, others)
+            durations.total_ns = total
+
+    def _hooks(self, callback: Callback, payload: bytes) -> None:
+        times = memoryview(payload[: len(payload) // 16 * 16]).cast("q").tolist()
+        durations = None
+        for started, ended in zip(times[::2], times[1::2], strict=True):
+            # An end of 0: it raised, and has a record of its own.
+            if started and ended:
+                durations = durations or self._callback(callback).durations
+                durations.add(ended - started)
+
+    def _group(self, layer_group: int) -> GroupSummary:
+        group = self.summary.layer_groups.setdefault(layer_group, GroupSummary(layer_group))
+        facts = self._facts.groups.get(layer_group)
+        if facts is not None:
+            group.window_size = facts.window_size
+            group.bytes_per_page = facts.bytes_per_page
+        return group
+
+
+def _bucket(duration_ns: int) -> int:
+    if duration_ns < 1:
+        return 0
+    doubling = duration_ns.bit_length() - 1
+    return doubling * _BUCKETS + ((duration_ns * _BUCKETS) >> doubling) - _BUCKETS
+
+
+def _middle_ns(bucket: int) -> int:
+    doubling, part = divmod(bucket, _BUCKETS)
+    return ((2 * _BUCKETS + 2 * part + 1) << doubling) // (2 * _BUCKETS)
+
+
+def _count(tally: dict[str, int], key: str) -> None:
+    tally[key] = tally.get(key, 0) + 1
+
+
+def _find(group: GroupSummary, direction: Direction, like: Transfer | Moved) -> Moved:
+    for moved in group.moved:
+        if moved.direction is direction and moved.tier is like.tier and moved.source is like.source:
+            return moved
+    fresh = Moved(direction, group.layer_group_id, like.tier, like.source)
+    group.moved.append(fresh)
+    return fresh
+
+
+def _merge_moved(group: GroupSummary, other: Moved) -> None:
+    own = _find(group, other.direction, other)
+    for field in msgspec.structs.fields(Moved):
+        if field.type is int and field.name != "layer_group":
+            setattr(own, field.name, getattr(own, field.name) + getattr(other, field.name))
