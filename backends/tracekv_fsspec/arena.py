@@ -1,0 +1,219 @@
+"""Host memory for blocks: bounded, divided into page-sized slots, addressed by (shard, slot, generation).
+
+A slot is free, being filled (by a reader of the store, or by a worker that saves), or staged: it then holds the verified bytes
+of a key and can be found by it. Staged slots that nobody pins are evicted, least recently used first, when a slot is wanted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tracekv_fsspec.format import padded
+from tracekv_fsspec.index import Shard
+
+
+class StaleSlot(RuntimeError):
+    """A slot was used after it had been given to another block. Its bytes must not be touched."""
+
+
+class ArenaTooSmall(ValueError):
+    """Not even one block fits."""
+
+
+class Slot(NamedTuple):
+    """A place in the arena; ``generation`` tells one use of it from the next."""
+
+    shard: Shard
+    number: int
+    generation: int
+
+
+class _Pool:
+    """The slots of one shard."""
+
+    __slots__ = (
+        "base",
+        "by_key",
+        "free",
+        "generations",
+        "is_filling",
+        "keys",
+        "page_bytes",
+        "pins",
+        "stride",
+        "unpinned",
+    )
+
+    def __init__(self, base: int, page_bytes: int, slots: int) -> None:
+        self.base = base
+        self.page_bytes = page_bytes
+        self.stride = padded(page_bytes)
+        self.free = list(range(slots - 1, -1, -1))
+        self.generations = [0] * slots
+        self.pins = [0] * slots
+        self.is_filling = bytearray(slots)
+        self.keys: list[bytes | None] = [None] * slots
+        self.by_key: dict[bytes, int] = {}
+        self.unpinned: OrderedDict[int, None] = OrderedDict()
+
+    def pin(self, number: int) -> None:
+        if self.pins[number] == 0:
+            del self.unpinned[number]
+        self.pins[number] += 1
+
+
+class Arena:
+    """One anonymous mapping, divided so that every shard has the same number of slots. Any thread may call.
+
+    Args:
+        page_bytes: Bytes of a page, by shard.
+        capacity: Bytes of host memory; what doesn't make a whole slot for every shard is left out.
+
+    Raises:
+        ArenaTooSmall: No slot fits.
+
+    Source: DESIGN.md "Tiers".
+    """
+
+    def __init__(self, page_bytes: Mapping[Shard, int], capacity: int) -> None:
+        per_block = sum(map(padded, page_bytes.values()))
+        self.slots_per_shard = capacity // per_block if per_block else 0
+        if not self.slots_per_shard:
+            raise ArenaTooSmall(
+                f"tracekv: TRACEKV_FSSPEC__ARENA_BYTES={capacity} holds no block of {per_block} bytes "
+                f"({len(page_bytes)} layer groups). Give it room for at least a few prompts."
+            )
+        self._memory = mmap.mmap(-1, self.slots_per_shard * per_block)
+        self.buffer = memoryview(self._memory)
+        self._pools: dict[Shard, _Pool] = {}
+        self._lock = threading.Lock()
+        base = 0
+        for shard, size in page_bytes.items():
+            self._pools[shard] = _Pool(base, size, self.slots_per_shard)
+            base += self.slots_per_shard * padded(size)
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """Every layer group on every rank."""
+        return tuple(self._pools)
+
+    def page_bytes(self, shard: Shard) -> int:
+        """Bytes of a page, without padding."""
+        return self._pools[shard].page_bytes
+
+    def slot_bytes(self, shard: Shard) -> int:
+        """Bytes of a slot, padding included."""
+        return self._pools[shard].stride
+
+    def free_slots(self, shard: Shard) -> int:
+        """Slots that could be had now: free, or staged and unpinned."""
+        with self._lock:
+            return len(self._pools[shard].free) + len(self._pools[shard].unpinned)
+
+    def allocate(self, shard: Shard) -> Slot | None:
+        """A slot to fill, evicting the staged block that was used least recently; None where all are pinned."""
+        with self._lock:
+            pool = self._pools[shard]
+            if pool.free:
+                number = pool.free.pop()
+            elif pool.unpinned:
+                number, _ = pool.unpinned.popitem(last=False)
+                self._forget_key(pool, number)
+            else:
+                return None
+            pool.generations[number] += 1
+            pool.is_filling[number] = 1
+            return Slot(shard, number, pool.generations[number])
+
+    def commit(self, slot: Slot, key: bytes) -> Slot:
+        """Say that a filled slot holds the verified bytes of ``key``. It stays pinned once, for the caller.
+
+        Returns:
+            The slot that holds the key, pinned: another one, where the key was staged meanwhile.
+        """
+        with self._lock:
+            pool = self._checked(slot, filling=True)
+            pool.is_filling[slot.number] = 0
+            holder = pool.by_key.get(key)
+            if holder is not None:
+                pool.free.append(slot.number)
+                pool.pin(holder)
+                return Slot(slot.shard, holder, pool.generations[holder])
+            pool.keys[slot.number] = key
+            pool.by_key[key] = slot.number
+            pool.pins[slot.number] = 1
+            return slot
+
+    def abandon(self, slot: Slot) -> None:
+        """Give back a slot that wasn't filled."""
+        with self._lock:
+            pool = self._checked(slot, filling=True)
+            pool.is_filling[slot.number] = 0
+            pool.free.append(slot.number)
+
+    def holds(self, shard: Shard, key: bytes) -> bool:
+        """Whether a block is staged. It may be evicted the moment after; :meth:`pin` is what counts."""
+        return key in self._pools[shard].by_key
+
+    def pin(self, shard: Shard, key: bytes) -> Slot | None:
+        """The staged slot of a key, kept from eviction until :meth:`unpin`; None where it isn't staged."""
+        with self._lock:
+            return self._pin(shard, key)
+
+    def pin_each(self, shard: Shard, keys: Iterable[bytes]) -> list[Slot | None]:
+        """:meth:`pin` for several keys under one lock."""
+        with self._lock:
+            return [self._pin(shard, key) for key in keys]
+
+    def unpin_each(self, slots: Iterable[Slot]) -> None:
+        """Give pins back. The slot given last is the last to be evicted: give the tail of a prompt first."""
+        with self._lock:
+            for slot in slots:
+                pool = self._checked(slot, filling=False)
+                if pool.pins[slot.number] <= 0:
+                    raise StaleSlot(f"slot {slot.number} of {slot.shard} is unpinned more often than pinned")
+                pool.pins[slot.number] -= 1
+                if pool.pins[slot.number] == 0:
+                    pool.unpinned[slot.number] = None
+
+    def view(self, slot: Slot) -> memoryview:
+        """The slot's bytes, padding included. Valid while the slot is being filled or pinned.
+
+        Raises:
+            StaleSlot: The slot belongs to another block by now.
+        """
+        start, stop = self.extent(slot)
+        return self.buffer[start:stop]
+
+    def extent(self, slot: Slot) -> tuple[int, int]:
+        """Where a slot lies in :attr:`buffer`; StaleSlot as :meth:`view`."""
+        pool = self._pools[slot.shard]
+        if pool.generations[slot.number] != slot.generation:
+            raise StaleSlot(f"slot {slot.number} of {slot.shard} is in its generation {pool.generations[slot.number]}")
+        start = pool.base + slot.number * pool.stride
+        return start, start + pool.stride
+
+    def _pin(self, shard: Shard, key: bytes) -> Slot | None:
+        pool = self._pools[shard]
+        number = pool.by_key.get(key)
+        if number is None:
+            return None
+        pool.pin(number)
+        return Slot(shard, number, pool.generations[number])
+
+    def _checked(self, slot: Slot, filling: bool) -> _Pool:
+        pool = self._pools[slot.shard]
+        if pool.generations[slot.number] != slot.generation or bool(pool.is_filling[slot.number]) != filling:
+            raise StaleSlot(f"slot {slot.number} of {slot.shard}, generation {slot.generation}, is in other use")
+        return pool
+
+    @staticmethod
+    def _forget_key(pool: _Pool, number: int) -> None:
+        key = pool.keys[number]
+        if key is not None:
+            del pool.by_key[key]
+        pool.keys[number] = None

@@ -1,0 +1,220 @@
+"""The segment: an immutable object that holds many blocks, every byte of it under a checksum.
+
+::
+
+    header 4096 B | block | block | ... | footer (64 B per block), zero padding | trailer 64 B
+
+Blocks start at multiples of 4096 and are padded with zeros, so that they can be read and written past the page cache; so is the whole
+object. All integers are little-endian. A reader trusts no length: a truncated object or a flipped byte raises :class:`BadObject`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from tracekv.journal.vocabulary import Outcome
+from tracekv_fsspec.keys import FORMAT_VERSION
+
+ALIGNMENT = 4096
+HEADER_BYTES = 4096
+TRAILER_BYTES = 64
+#: Codec of the blocks; 0: as they lie in a page.
+CODEC_NONE = 0
+
+_MAGIC = b"TKVSEG\r\n"
+_TAIL_MAGIC = b"TKVEND\r\n"
+_PREFIX = struct.Struct("<8sII")  # magic, version, header bytes
+_HEADER = struct.Struct("<8sII32s32s32s32s16sQIIIIQB")
+_ENTRY = struct.Struct("<16sIIIIQQ16s")
+_TRAILER = struct.Struct("<QQQ16s8s")  # footer offset, footer bytes, total bytes, footer checksum, magic
+_DTYPE_BYTES = 32
+_ZEROS = bytes(ALIGNMENT)
+
+
+class BadObject(ValueError):
+    """An object that can't be used, with the reason as an :class:`Outcome`: truncated, altered, foreign or version."""
+
+    def __init__(self, outcome: Outcome, what: str) -> None:
+        super().__init__(what)
+        self.outcome = outcome
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment says of itself.
+
+    Attributes:
+        layout: ``LayoutView.fingerprint()`` of the pages.
+        writer: 16 bytes, unique per stager.
+        total_bytes: Size of the whole object.
+    """
+
+    deployment: bytes
+    namespace: bytes
+    layout: bytes
+    dtype: str
+    writer: bytes
+    sequence: int
+    rank: int
+    world: int
+    tokens_per_block: int
+    blocks: int = 0
+    total_bytes: int = 0
+    codec: int = CODEC_NONE
+
+
+class Block(NamedTuple):
+    """One block inside a segment; ``length`` bytes at ``offset``, with their xxh3_128."""
+
+    key: bytes
+    layer_group: int
+    ordinal: int
+    tokens: int
+    offset: int
+    length: int
+    checksum: bytes
+
+
+class Payload(NamedTuple):
+    """One block to be packed."""
+
+    key: bytes
+    layer_group: int
+    ordinal: int
+    tokens: int
+    data: memoryview | bytes
+
+
+def padded(length: int) -> int:
+    """``length`` rounded up to the alignment."""
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def checksum(data: memoryview | bytes | bytearray) -> bytes:
+    """xxh3_128, 16 bytes: against decay and truncation. Who may have written it is the namespace's concern."""
+    digest: bytes = xxhash.xxh3_128_digest(data)
+    return digest
+
+
+def is_zero(data: memoryview) -> bool:
+    """Whether padding is what it has to be."""
+    return data == _ZEROS[: len(data)] if len(data) <= ALIGNMENT else not any(data)
+
+
+def pack_segment(header: SegmentHeader, payloads: Sequence[Payload]) -> tuple[bytearray, list[Block]]:
+    """The segment's bytes, and where each block lies. ``blocks`` and ``total_bytes`` of ``header`` are filled in."""
+    body = sum(padded(len(payload.data)) for payload in payloads)
+    footer_at = HEADER_BYTES + body
+    total = padded(footer_at + _ENTRY.size * len(payloads) + TRAILER_BYTES)
+    data = bytearray(total)
+    blocks = []
+    offset = HEADER_BYTES
+    for number, (key, layer_group, ordinal, tokens, payload) in enumerate(payloads):
+        length = len(payload)
+        data[offset : offset + length] = payload
+        block = Block(key, layer_group, ordinal, tokens, offset, length, checksum(payload))
+        _ENTRY.pack_into(data, footer_at + number * _ENTRY.size, key, layer_group, ordinal, tokens, 0, *block[4:])
+        blocks.append(block)
+        offset += padded(length)
+    trailer_at = total - TRAILER_BYTES
+    footer_sum = checksum(memoryview(data)[footer_at:trailer_at])
+    data[trailer_at:] = sealed(_TRAILER.pack(footer_at, trailer_at - footer_at, total, footer_sum, _TAIL_MAGIC))
+    data[:HEADER_BYTES] = _pack_header(header._replace(blocks=len(payloads), total_bytes=total))
+    return data, blocks
+
+
+def parse_header(data: bytes | memoryview) -> SegmentHeader:
+    """The checked header in the first 4096 bytes of a segment."""
+    check_prefix(data, _MAGIC, "segment", HEADER_BYTES)
+    if len(data) < HEADER_BYTES:
+        raise BadObject(Outcome.TRUNCATED, f"segment header of {len(data)} bytes")
+    raw = unsealed(bytes(data[:HEADER_BYTES]), "segment header")
+    fields = _HEADER.unpack_from(raw)
+    _, _, _, deployment, namespace, layout, dtype, writer, sequence, rank, world, tokens, blocks, total, codec = fields
+    if codec != CODEC_NONE:
+        raise BadObject(Outcome.VERSION, f"segment with codec {codec}")
+    name = dtype.rstrip(b"\0").decode("ascii", "replace")
+    return SegmentHeader(
+        deployment, namespace, layout, name, writer, sequence, rank, world, tokens, blocks, total, codec
+    )
+
+
+def parse_segment(data: bytes | memoryview) -> tuple[SegmentHeader, list[Block]]:
+    """Check a whole segment, padding included; its header and blocks.
+
+    Raises:
+        BadObject: Anything is not as it was written.
+    """
+    view = memoryview(data)
+    header = parse_header(view)
+    if len(view) != header.total_bytes:
+        kind = Outcome.TRUNCATED if len(view) < header.total_bytes else Outcome.ALTERED
+        raise BadObject(kind, f"segment of {len(view)} bytes, of which the header says {header.total_bytes}")
+    trailer_at = len(view) - TRAILER_BYTES
+    raw = unsealed(bytes(view[trailer_at:]), "segment trailer")
+    footer_at, footer_bytes, total, footer_sum, magic = _TRAILER.unpack_from(raw)
+    if magic != _TAIL_MAGIC or total != len(view) or footer_at + footer_bytes != trailer_at:
+        raise BadObject(Outcome.ALTERED, "segment trailer that doesn't fit the segment")
+    footer = view[footer_at:trailer_at]
+    if footer_at < HEADER_BYTES or checksum(footer) != footer_sum or len(footer) < header.blocks * _ENTRY.size:
+        raise BadObject(Outcome.ALTERED, "segment footer")
+    blocks = []
+    end = HEADER_BYTES
+    for number in range(header.blocks):
+        key, layer_group, ordinal, tokens, _, offset, length, digest = _ENTRY.unpack_from(footer, number * _ENTRY.size)
+        block = Block(key, layer_group, ordinal, tokens, offset, length, digest)
+        if offset != end or offset + padded(length) > footer_at:
+            raise BadObject(Outcome.ALTERED, f"place of block {number}")
+        check_block(block, view[offset : offset + padded(length)])
+        end = offset + padded(length)
+        blocks.append(block)
+    if end != footer_at:
+        raise BadObject(Outcome.ALTERED, "bytes between the blocks and the footer")
+    return header, blocks
+
+
+def check_block(block: Block, stored: memoryview) -> None:
+    """Check a block's bytes as stored, its padding included; BadObject if anything differs."""
+    if len(stored) != padded(block.length):
+        raise BadObject(Outcome.TRUNCATED, f"block of {len(stored)} bytes instead of {padded(block.length)}")
+    if checksum(stored[: block.length]) != block.checksum or not is_zero(stored[block.length :]):
+        raise BadObject(Outcome.ALTERED, "block that differs from its checksum")
+
+
+def check_prefix(data: bytes | memoryview, magic: bytes, kind: str, header_bytes: int) -> None:
+    """Check magic, version and header size, which every version keeps in place."""
+    if len(data) < _PREFIX.size:
+        raise BadObject(Outcome.TRUNCATED, f"{kind} of {len(data)} bytes")
+    found, version, size = _PREFIX.unpack_from(data)
+    if found != magic:
+        raise BadObject(Outcome.FOREIGN, f"object that is no {kind}")
+    if version != FORMAT_VERSION:
+        raise BadObject(Outcome.VERSION, f"{kind} of format version {version}, where this is {FORMAT_VERSION}")
+    if size != header_bytes:
+        raise BadObject(Outcome.ALTERED, f"{kind} header of {size} bytes")
+
+
+def sealed(raw: bytes) -> bytes:
+    """``raw`` with its checksum behind it."""
+    return raw + checksum(raw)
+
+
+def unsealed(data: bytes, what: str) -> bytes:
+    """The bytes before the checksum in the last 16; BadObject where they differ."""
+    raw, digest = data[:-16], data[-16:]
+    if checksum(raw) != digest:
+        raise BadObject(Outcome.ALTERED, f"{what} that differs from its checksum")
+    return raw
+
+
+def _pack_header(header: SegmentHeader) -> bytes:
+    deployment, namespace, layout, dtype, writer, sequence, rank, world, tokens, blocks, total, codec = header
+    name = dtype.encode("ascii", "replace")
+    if len(name) > _DTYPE_BYTES:
+        raise ValueError(f"dtype name {dtype!r} is longer than {_DTYPE_BYTES} bytes")
+    fields = (deployment, namespace, layout, name, writer, sequence, rank, world, tokens, blocks, total, codec)
+    raw = _HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields)
+    return sealed(raw.ljust(HEADER_BYTES - 16, b"\0"))

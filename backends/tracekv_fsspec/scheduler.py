@@ -1,0 +1,189 @@
+"""The leader's half: looks prompts up, promises what is verified in memory, plans loads and saves."""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter_ns
+from typing import Any
+
+import tracekv
+from tracekv.contract import KvCacheConnectorScheduler, current_runtime
+from tracekv.contract.reading import honoured_tokens, prompt_length
+from tracekv.journal.vocabulary import MissReason
+from tracekv.settings import SettingsError, load_section
+from tracekv_fsspec import local, offers
+from tracekv_fsspec.index import Shard
+from tracekv_fsspec.keys import Deployment
+from tracekv_fsspec.plan import StepPlan
+from tracekv_fsspec.planning import Planner
+from tracekv_fsspec.requests import Request, Requests
+from tracekv_fsspec.settings import Settings
+from tracekv_fsspec.stager import Stager
+from tracekv_fsspec.store import Store, check_usable, open_store
+
+_log = logging.getLogger("tracekv.fsspec")
+
+
+class Scheduler(KvCacheConnectorScheduler):
+    """The scheduler half of the persistent connector. Called on the executor's thread.
+
+    It opens and tries the store when it is constructed, and offers nothing before :meth:`wait_for_initialization`.
+
+    Args:
+        llm_args: The engine's arguments; what pairs it with the worker of its process (see ``local``).
+
+    Raises:
+        SettingsError: ``TRACEKV_FSSPEC__MODEL_ID`` is missing, or a setting is wrong.
+        StoreUnusable: The store can't be reached, written or read.
+        NotImplementedError: More than one rank.
+        UnknownRuntime: The rank can't be told.
+    """
+
+    def __init__(self, llm_args: Any = None) -> None:
+        super().__init__(llm_args)
+        self._settings = load_section("fsspec", Settings)
+        if not self._settings.model_id:
+            raise SettingsError(
+                "tracekv: TRACEKV_FSSPEC__MODEL_ID is not set. Name the weights that make the KV (model and revision, or a "
+                "digest): blocks of other weights would be served as this model's, so there is no default."
+            )
+        refuse_ranks()
+        self._store: Store = open_store(self._settings.url, self._settings.storage_options)
+        check_usable(self._store)
+        self._engine: offers.Engine | None = None
+        self._planner: Planner | None = None
+        self._requests = Requests(self._release)
+        self._step = 0
+        self._has_said_error = False
+
+    def wait_for_initialization(self) -> None:
+        """Take the layout from the worker of this process, and read what the store holds for it.
+
+        Raises:
+            RuntimeError: No worker of this process has registered its caches.
+        """
+        seat = local.take_seat(self._llm_args)
+        layout = seat.layout if seat else None
+        if seat is None or layout is None:
+            raise RuntimeError(
+                "tracekv: no worker of this process has registered its KV caches, so tracekv_fsspec can't know their layout. "
+                "The runtime has to construct tracekv_fsspec's Worker beside its Scheduler and register the caches first."
+            )
+        world = current_runtime().world
+        deployment = Deployment(
+            model_id=self._settings.model_id or "",
+            dtype=layout.dtype,
+            tokens_per_block=layout.tokens_per_block,
+            layout=layout.fingerprint(),
+            world=world,
+            kv_scales=self._settings.kv_scales,
+        )
+        page_bytes = {
+            Shard(group.layer_group_id, rank): group.bytes_per_page for rank in range(world) for group in layout.groups
+        }
+        stager = Stager(self._settings, self._store, deployment, page_bytes)
+        self._engine = offers.Engine(self._settings, stager, layout, tuple(page_bytes))
+        self._planner = Planner(self._engine, self._requests)
+        seat.stager = stager
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Offer whole blocks that are verified in host memory, at most ``prompt - 1 - computed`` tokens; never parked.
+
+        Never raises: an internal error is an offer of nothing, said once.
+        """
+        try:
+            return self._query(request, num_computed_tokens), False
+        except Exception:
+            if not self._has_said_error:
+                self._has_said_error = True
+                _log.exception("tracekv: a lookup failed; the request is computed instead (said once)")
+            self._report_unanswered(request, num_computed_tokens, MissReason.ERROR)
+            return 0, False
+
+    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+        """Note what was honoured. The pages come with the first record."""
+        self._after_alloc(request)
+
+    def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
+        """As :meth:`update_state_after_alloc`."""
+        self._after_alloc(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        """Plan the pass. What earlier passes' metadata named and nobody took up is given back."""
+        self._step += 1
+        if self._planner is None:
+            return StepPlan(self._step, [], [])
+        return self._planner.plan(self._step, scheduler_output)
+
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+        """Forget the request. Its pages aren't kept: no copy outlives the pass that names them. May come twice."""
+        self._requests.forget(int(request.request_id))
+        return False
+
+    def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: list[list[int]]) -> bool:
+        """As :meth:`request_finished`."""
+        self._requests.forget(int(request.request_id))
+        return False
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until every save that was issued is stored or dropped; False if that took longer than ``seconds``."""
+        return self._engine.stager.flush(seconds) if self._engine else True
+
+    def shutdown(self) -> None:
+        """Store what is left, for a bounded time, and end every thread. May be called again; also runs at exit."""
+        if self._engine is not None:
+            self._engine.stager.close()
+        else:
+            self._store.close()
+
+    def _query(self, request: Any, computed_tokens: int) -> int:
+        if self._engine is None or self._planner is None:
+            self._report_unanswered(request, computed_tokens, MissReason.NOT_READY)
+            return 0
+        books = self._requests.add(offers.query(self._engine, request, computed_tokens))
+        offer = books.offer
+        if offer is None:
+            return 0
+        self._planner.offered(books)
+        return (offer.end - offer.start) * self._engine.tokens_per_block
+
+    def _release(self, request: Request) -> None:
+        if self._planner is not None:
+            self._planner.release(request)
+
+    def _after_alloc(self, request: Any) -> None:
+        if self._engine is None:
+            return
+        books = self._requests.get(int(request.request_id))
+        if books is None or books.is_reported:
+            # Not queried (a request that may not be), or replayed without a query: it may still be saved.
+            self._requests.add(offers.new_request(self._engine, request)[0])
+        elif books.offer is not None:
+            books.offer.is_allocated = True
+            books.offer.honoured_tokens = honoured_tokens(request)
+
+    def _report_unanswered(self, request: Any, computed_tokens: int, reason: MissReason) -> None:
+        tracekv.lookup(
+            int(getattr(request, "request_id", -1)),
+            prompt_tokens=prompt_length(request) or 0,
+            computed_tokens=computed_tokens,
+            stored_tokens=0,
+            staged_tokens=0,
+            offered_tokens=0,
+            started_ns=perf_counter_ns(),
+            reason=reason,
+        )
+
+
+def refuse_ranks() -> None:
+    """Refuse a world that this version can't serve; UnknownRuntime passes through.
+
+    Raises:
+        NotImplementedError: More than one rank.
+    """
+    runtime = current_runtime()
+    if runtime.world != 1:
+        raise NotImplementedError(
+            f"tracekv: tracekv_fsspec runs on one rank so far, and this is rank {runtime.rank} of {runtime.world}. "
+            "Run the model on one GPU, or trace another connector with TRACEKV_CONNECTOR."
+        )

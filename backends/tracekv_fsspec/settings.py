@@ -1,0 +1,45 @@
+"""The settings of the backend: ``TRACEKV_FSSPEC__*`` variables, or the keys below ``fsspec`` in the YAML file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def default_url() -> str:
+    """A folder in the user's cache directory."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "tracekv", "kv").absolute().as_uri()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``tracekv_fsspec`` can be told. The representation leaves out ``storage_options``, which may hold keys."""
+
+    #: Where segments and manifests live: any fsspec URL, the folder or prefix below which everything is kept.
+    url: str = msgspec.field(default_factory=default_url)
+    #: Which weights made the KV (name and revision, or a digest). There is no default: a wrong one would serve wrong KV.
+    model_id: str | None = None
+    #: How long a query may wait for stored blocks to be read and verified.
+    offer_wait_ms: Milliseconds = 0
+    #: Host memory for blocks that were read ahead or wait to be stored.
+    arena_bytes: Bytes = 1 << 30
+    #: Of it, how much may wait to be stored; past it, the newest blocks are dropped.
+    write_queue_bytes: Bytes = 256 << 20
+    #: How often other writers' manifests are looked for.
+    refresh_ms: Annotated[int, msgspec.Meta(ge=10)] = 2000
+    #: Options for the fsspec file system, as JSON in a variable. Never printed.
+    storage_options: dict[str, Any] = {}
+    #: Digest of the scales of a quantized KV cache, where they aren't part of the weights that ``model_id`` names.
+    kv_scales: str | None = None
+    #: LoRA task id -> digest of the adapter, as JSON in a variable. Requests of other adapters bypass the store.
+    lora_digests: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "storage_options"}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

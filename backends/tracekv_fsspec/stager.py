@@ -1,0 +1,159 @@
+"""The stager of a node: index, arena and every operation on the store, on threads of its own; nothing here needs torch.
+
+It lives in the leader's process. The scheduler asks it what is stored and staged, the worker copies between pages and its slots.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from tracekv.journal.vocabulary import Direction, DropReason
+from tracekv.reporting import drop
+from tracekv_fsspec.arena import Arena, Slot
+from tracekv_fsspec.catalog import Catalog
+from tracekv_fsspec.copies import Copies
+from tracekv_fsspec.format import SegmentHeader
+from tracekv_fsspec.index import Index, Shard
+from tracekv_fsspec.keys import Deployment
+from tracekv_fsspec.paths import new_writer
+from tracekv_fsspec.reader import Reader
+from tracekv_fsspec.settings import Settings
+from tracekv_fsspec.store import Store
+from tracekv_fsspec.writer import SaveBlock, Writer
+
+_log = logging.getLogger("tracekv.fsspec")
+
+#: How long an engine's end may be held up by what is still to be stored.
+EXIT_FLUSH_S = 10.0
+_THREADS_S = 2.0
+
+
+class Stager:
+    """Everything between the store and host memory.
+
+    Args:
+        store: Owned from here on: closed by :meth:`close`.
+        page_bytes: Bytes of a page, for every layer group on every rank.
+
+    Attributes:
+        index: What the store holds.
+        arena: Host memory for blocks.
+        reader: Store -> arena.
+        writer: Arena -> store.
+        copies: Slots under a copy between page and arena.
+        catalog: Other writers' commits.
+
+    Raises:
+        ArenaTooSmall: ``arena_bytes`` holds no block.
+        StoreError: The store can't be listed.
+    """
+
+    def __init__(
+        self, settings: Settings, store: Store, deployment: Deployment, page_bytes: Mapping[Shard, int]
+    ) -> None:
+        digest = deployment.digest()
+        header = SegmentHeader(
+            deployment=digest,
+            namespace=bytes(32),
+            layout=deployment.layout,
+            dtype=deployment.dtype,
+            writer=new_writer(),
+            sequence=0,
+            rank=0,
+            world=deployment.world,
+            tokens_per_block=deployment.tokens_per_block,
+        )
+        self.store = store
+        self.deployment = digest
+        self.arena = Arena(page_bytes, settings.arena_bytes)
+        self.index = Index(page_bytes)
+        self.catalog = Catalog(
+            store, self.index, deployment=digest, writer=header.writer, refresh_s=settings.refresh_ms / 1000
+        )
+        self.catalog.start()
+        self.reader = Reader(store, self.index, self.arena, deployment=digest, layout=deployment.layout)
+        self.writer = Writer(store, self.index, self.arena, header, settings.write_queue_bytes)
+        self.copies = Copies(self.arena.unpin_each, self.writer.submit, self._lost)
+        self._closing = threading.Lock()
+        self._is_closed = False
+        _close_at_exit(self)
+
+    def is_available(self, shard: Shard, key: bytes) -> bool:
+        """Whether a block can be had: it is in the arena, or the store is known to have it."""
+        return self.arena.holds(shard, key) or self.index.holds(shard, key)
+
+    def prefix(self, shard: Shard, keys: Sequence[bytes], start: int) -> int:
+        """The ordinal of the first key from ``start`` on that can't be had, or ``len(keys)``."""
+        end = self.index.prefix(shard, keys, start)
+        while end < len(keys) and self.is_available(shard, keys[end]):
+            end = self.index.prefix(shard, keys, end + 1)
+        return end
+
+    def loads_issued(self, step: int, event: Any) -> None:
+        """From the worker: this pass's loads are on their way; ``event`` (or None) is done when they are."""
+        self.copies.loads_issued(step, event)
+
+    def saves_issued(self, step: int, event: Any) -> None:
+        """From the worker: this pass's saves are on their way into their slots."""
+        self.copies.saves_issued(step, event)
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        """Give pins back, the last one given being the last to be evicted."""
+        self.arena.unpin_each(slots)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until every save that a worker has issued is stored or dropped; False if that took too long."""
+        deadline = monotonic() + seconds
+        return self.copies.wait(seconds) and self.writer.flush(max(0.0, deadline - monotonic()))
+
+    def close(self, seconds: float = EXIT_FLUSH_S) -> None:
+        """Store what was issued, for at most so long, then end every thread and close the store. May be called again."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        deadline = monotonic() + seconds
+        self.copies.close(seconds)
+        self.writer.close(max(0.0, deadline - monotonic()))
+        self.catalog.close(_THREADS_S)
+        self.reader.close(_THREADS_S)
+        self.store.close()
+
+    def _lost(self, blocks: Sequence[SaveBlock]) -> None:
+        self.writer.cancel(blocks)
+        for block in blocks:
+            drop(
+                DropReason.ERROR,
+                direction=Direction.SAVE,
+                blocks=1,
+                nbytes=self.arena.page_bytes(block.shard),
+                request_id=block.request_id,
+                layer_group=block.shard.layer_group,
+            )
+
+
+_open_stagers: weakref.WeakSet[Stager] = weakref.WeakSet()
+_is_registered = False
+
+
+def _close_at_exit(stager: Stager) -> None:
+    global _is_registered
+    _open_stagers.add(stager)
+    if not _is_registered:
+        _is_registered = True
+        # An S3 client resolves names in a pool of concurrent.futures, which is shut before atexit's callbacks run;
+        # what is registered with threading runs earlier. It is private, so atexit is the way that always works.
+        getattr(threading, "_register_atexit", atexit.register)(_close_all)
+
+
+def _close_all() -> None:
+    for stager in list(_open_stagers):
+        with contextlib.suppress(Exception):  # the process ends; each of the others still gets its turn
+            stager.close()
