@@ -22,6 +22,9 @@ class Journal(Protocol):
     def write(self, record: Record) -> None:
         """Append a record."""
 
+    def read(self, cursor: int) -> tuple[list[Record], int, int]:
+        """Records from sequence ``cursor`` on; the cursor to go on from; how many were overwritten unread."""
+
 
 class Current:
     """Mutable process state: ``journal`` is None while nothing is traced; ``step`` is the pass bound last."""

@@ -1,0 +1,188 @@
+"""What a round of the demo found out, as JSON and as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tracekv.views import names
+from tracekv.views.otlp import read_trace_file
+
+
+@dataclass
+class Round:
+    """One prompt, saved by one process and restored by another; ``differences`` is empty when all is equal."""
+
+    differences: list[str]
+    max_logit_diff: float
+    saved: dict[str, Any]
+    loaded: dict[str, Any]
+    callbacks: dict[str, dict[str, int]]
+    trace_file: Path
+    store: str
+
+    @classmethod
+    def judge(
+        cls,
+        job: dict[str, Any],
+        saved: dict[str, Any],
+        loaded: dict[str, Any],
+        trace_file: Path,
+        store: str,
+        tolerance: float,
+    ) -> Round:
+        """Compare the restored run with the runs without a connector, and the calls made with the spans in the file."""
+        differences = []
+        if loaded["tokens"] != loaded["cold_tokens"]:
+            at = next(
+                i
+                for i, pair in enumerate(zip(loaded["tokens"], loaded["cold_tokens"], strict=True))
+                if pair[0] != pair[1]
+            )
+            differences.append(
+                f"the restored run generates another token than the run without a connector at position {at}"
+            )
+        if saved["tokens"] != loaded["cold_tokens"]:
+            differences.append("the saving run generates other tokens than the run without a connector")
+        if not loaded["honoured_tokens"]:
+            differences.append(
+                f"nothing was restored: {loaded['honoured_tokens']} of {job['prompt_tokens']} tokens honoured"
+            )
+        elif not loaded["bit_equal_to_reuse"]:
+            differences.append(
+                "the first token's logits are not bit-equal to those of a run in which device reuse supplies the same "
+                f"prefix (largest difference {loaded['reuse_logit_diff']:.3g})"
+            )
+        if loaded["max_logit_diff"] > tolerance:
+            differences.append(
+                f"the first token's logits differ by {loaded['max_logit_diff']:.3g} from the cold run (allowed {tolerance})"
+            )
+        callbacks = _count_callbacks(saved, loaded, trace_file)
+        for name, count in callbacks.items():
+            if count["calls"] != count["spanned_calls"]:
+                differences.append(
+                    f"{name} was called {count['calls']} times, the trace holds {count['spanned_calls']}"
+                )
+        return cls(differences, loaded["max_logit_diff"], saved, loaded, callbacks, trace_file, store)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        loaded, saved = self.loaded, self.saved
+        groups = {group["id"]: group for group in saved["layer_groups"]}
+        return {
+            "outputs_match": not self.differences,
+            "max_logit_diff": self.max_logit_diff,
+            "bit_equal_to_reuse": loaded["bit_equal_to_reuse"],
+            "prompt_tokens": loaded["prompt_tokens"],
+            "device_tokens": loaded["device_tokens"],
+            "offered_tokens": loaded["offered_tokens"],
+            "honoured_tokens": loaded["honoured_tokens"],
+            "loaded_tokens": loaded["loaded_tokens"],
+            "saved_bytes": saved["saved_bytes"],
+            "loaded_bytes": loaded["loaded_bytes"],
+            "layer_groups": [
+                {
+                    "id": group["id"],
+                    "window": group["window"],
+                    "saved_bytes": groups[group["id"]]["saved_bytes"],
+                    "loaded_bytes": group["loaded_bytes"],
+                    "saved_pages": groups[group["id"]]["saved_pages"],
+                    "loaded_pages": group["loaded_pages"],
+                }
+                for group in loaded["layer_groups"]
+            ],
+            "callbacks": self.callbacks,
+            "ttft_cold_s": loaded["ttft_cold_s"],
+            "ttft_warm_s": loaded["ttft_warm_s"],
+            "trace_file": str(self.trace_file),
+            "store": self.store,
+            "differences": self.differences,
+        }
+
+
+def _count_callbacks(saved: dict[str, Any], loaded: dict[str, Any], trace_file: Path) -> dict[str, dict[str, int]]:
+    """Per callback: the executors' own count of calls, and the spans that the trace file holds for them."""
+    calls = Counter(saved["calls"]) + Counter(loaded["calls"])
+    spans: Counter[str] = Counter()
+    spanned: Counter[str] = Counter()
+    for span in read_trace_file(trace_file):
+        name = span.attributes.get(names.CALLBACK)
+        if isinstance(name, str) and not name.endswith(".__init__"):
+            spans[name] += 1
+            calls_of_span = span.attributes.get(names.CALLS, 1)
+            assert isinstance(calls_of_span, int)
+            spanned[name] += calls_of_span
+    expected = {name for name in calls if name in saved["implemented"]}
+    return {
+        name: {"calls": calls[name], "spans": spans[name], "spanned_calls": spanned[name]}
+        for name in sorted(expected | set(spans))
+    }
+
+
+def print_round(console: Console, outcome: Round) -> None:
+    """The tables that a person reads."""
+    loaded, saved = outcome.loaded, outcome.saved
+    table = Table("callback", title="Callbacks, both processes", title_justify="left")
+    for heading in ("calls", "spans", "total", "p50", "p99"):
+        table.add_column(heading, justify="right")
+    for name, count in outcome.callbacks.items():
+        times = _merge_times(saved["times"].get(name), loaded["times"].get(name))
+        table.add_row(name, str(count["calls"]), str(count["spans"]), *times)
+    console.print(table)
+
+    table = Table("layer group", title="KV by layer group", title_justify="left")
+    for heading in ("window", "pages saved", "saved", "pages loaded", "loaded"):
+        table.add_column(heading, justify="right")
+    for before, after in zip(saved["layer_groups"], loaded["layer_groups"], strict=True):
+        window = "full" if after["window"] is None else str(after["window"])
+        table.add_row(
+            str(after["id"]), window, str(before["saved_pages"]), _bytes(before["saved_bytes"]),
+            str(after["loaded_pages"]), _bytes(after["loaded_bytes"]),
+        )  # fmt: skip
+    console.print(table)
+
+    table = Table(title="Prompt tokens of the restored request", title_justify="left")
+    row = ("prompt_tokens", "device_tokens", "offered_tokens", "honoured_tokens", "loaded_tokens")
+    for heading in ("queried", "on the device", "offered", "honoured", "loaded", "computed"):
+        table.add_column(heading, justify="right")
+    computed = loaded["prompt_tokens"] - loaded["device_tokens"] - loaded["honoured_tokens"]
+    table.add_row(*(str(loaded[name]) for name in row), str(computed))
+    console.print(table)
+
+    cold, warm = loaded["ttft_cold_s"], loaded["ttft_warm_s"]
+    console.print(f"time to first token: {cold * 1e3:.0f} ms cold, {warm * 1e3:.0f} ms warm ({cold / warm:.1f}x)")
+    if not outcome.differences:
+        console.print(
+            "tokens equal to a run without a connector; first logits bit-equal to device reuse, "
+            f"within {outcome.max_logit_diff:.1e} of the cold run"
+        )
+    console.print(f"store  {outcome.store}", soft_wrap=True, markup=False)
+    console.print(f"trace  {outcome.trace_file}", soft_wrap=True, markup=False)
+
+
+def _merge_times(*parts: dict[str, float] | None) -> tuple[str, str, str]:
+    """Total of both processes; percentiles of the one with more calls."""
+    known = [part for part in parts if part]
+    if not known:
+        return ("-", "-", "-")
+    longest = max(known, key=lambda part: part["calls"])
+    return _time(sum(part["total_ns"] for part in known)), _time(longest["p50_ns"]), _time(longest["p99_ns"])
+
+
+def _time(ns: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"

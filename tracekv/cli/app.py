@@ -1,0 +1,34 @@
+"""The commands, each in a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracekv._version import __version__
+from tracekv.cli.demo import demo
+
+app = typer.Typer(
+    name="tracekv",
+    help="Trace KV cache connectors of LLM inference engines, and see where the KV went.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[  # acted on by its callback
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Trace KV cache connectors of LLM inference engines, and see where the KV went."""
