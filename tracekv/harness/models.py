@@ -29,11 +29,12 @@ def build_model(preset: str, seed: int = 0, **overrides: Any) -> Any:
     """
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
+    layers = int(overrides.get("num_hidden_layers", 4))
     common: dict[str, Any] = {
         "vocab_size": 2048,
         "hidden_size": 128,
         "intermediate_size": 256,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
@@ -50,7 +51,7 @@ def build_model(preset: str, seed: int = 0, **overrides: Any) -> Any:
             Gemma3TextConfig,
             {
                 "sliding_window": 128,
-                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "layer_types": (["sliding_attention", "full_attention"] * layers)[:layers],
                 "query_pre_attn_scalar": 32,
             },
         ),
