@@ -22,6 +22,15 @@ class Journal(Protocol):
     def write(self, record: Record) -> None:
         """Append a record."""
 
+    def claim_engine_thread(self) -> bool:
+        """Say that the runtime's loop calls back on this thread: its records need no lock from now on."""
+
+    def at_step(self, now_ns: int) -> int:
+        """Once a step: keep the clock anchors fresh. Returns the control word (``layout.detail_of``)."""
+
+    def close(self) -> None:
+        """End in order: nothing more is written."""
+
     def read(self, cursor: int) -> tuple[list[Record], int, int]:
         """Records from sequence ``cursor`` on; the cursor to go on from; how many were overwritten unread."""
 

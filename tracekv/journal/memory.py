@@ -41,6 +41,17 @@ class MemoryJournal:
         sequence = next(self._sequence)
         self._slots[sequence % len(self._slots)] = (sequence, payload)
 
+    def claim_engine_thread(self) -> bool:
+        """Nothing to claim: all threads write alike."""
+        return True
+
+    def at_step(self, now_ns: int) -> int:
+        """No clock anchors in memory, and nobody to set a control word: 0."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing to end."""
+
     def read(self, cursor: int) -> tuple[list[Record], int, int]:
         """Records from sequence ``cursor`` on.
 

@@ -131,11 +131,6 @@ class RingJournal:
         in_progress: ``(callback, since_ns)`` of the callback entered and not left; callback 0 when there is none.
     """
 
-    __slots__ = (
-        "__weakref__", "_anchor_due_ns", "_anchors", "_append_engine", "_append_kept", "_append_shared", "_cells", "_closed",
-        "_engine_thread", "_lock", "_mapping", "_reader", "facts", "in_progress", "layout", "path", "saves", "waits",
-    )  # fmt: skip
-
     def __init__(self, path: Path, mapping: mmap.mmap, facts: JournalFacts, layout: Layout) -> None:
         self.path = path
         self.facts = facts
