@@ -55,8 +55,7 @@ class Copies:
         self._thread.start()
 
     def plan(self, step: int, loads: Sequence[Slot], saves: Sequence[SaveBlock]) -> None:
-        """Note what the metadata of pass ``step`` names, and give back what earlier passes' left behind."""
-        self.expire()
+        """Note what the metadata of pass ``step`` names. What earlier passes left behind has to be :meth:`expire` d before."""
         with self._changed:
             self._passes[step] = _Pass(list(loads), list(saves))
 

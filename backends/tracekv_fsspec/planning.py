@@ -48,6 +48,8 @@ class Planner:
 
     def plan(self, step: int, output: Any) -> StepPlan:
         """The plan of the pass that ``output`` (a ``SchedulerOutput``) schedules."""
+        # First, so that blocks whose pass raised can be saved by this one.
+        self._engine.stager.copies.expire()
         plan = StepPlan(step, [], [])
         loaded: list[Slot] = []
         saved: list[SaveBlock] = []

@@ -185,11 +185,13 @@ class FsspecStore:
                 found = self._fs.find(self._full(prefix), detail=True)
             except FileNotFoundError:
                 found = {}
+            # Some servers list the folder itself, as an object of no bytes.
+            below = self._full(prefix) + "/"
             cut = len(self._root) + 1
             entries = sorted(
                 Entry(name[cut:], int(info.get("size") or 0))
                 for name, info in found.items()
-                if not name.rsplit("/", 1)[-1].startswith(_UNFINISHED)
+                if name.startswith(below) and not name.rsplit("/", 1)[-1].startswith(_UNFINISHED)
             )
         return (entry for entry in entries if entry.path > after)
 

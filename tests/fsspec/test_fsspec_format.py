@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekv.journal.vocabulary import Outcome
+from tracekv_fsspec import format as segments
+from tracekv_fsspec.format import BadObject, Payload, SegmentHeader, check_block, pack_segment, padded, parse_segment
+from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry, pack_manifest, parse_manifest
+
+HEADER = SegmentHeader(b"d" * 32, b"n" * 32, b"l" * 32, "torch.bfloat16", b"w" * 16, 7, 1, 2, 32)
+payloads = st.lists(
+    st.builds(
+        Payload,
+        key=st.binary(min_size=16, max_size=16),
+        layer_group=st.integers(0, 3),
+        ordinal=st.integers(0, 1000),
+        tokens=st.integers(1, 64),
+        data=st.binary(min_size=1, max_size=300) | st.integers(4000, 9000).map(bytes),
+    ),
+    max_size=4,
+)
+
+
+@given(payloads)
+def test_a_segment_gives_back_what_was_packed(blocks):
+    data, places = pack_segment(HEADER, blocks)
+    header, found = parse_segment(data)
+    assert header == HEADER._replace(blocks=len(blocks), total_bytes=len(data))
+    assert found == places
+    for payload, place in zip(blocks, found, strict=True):
+        assert place[:4] == payload[:4]
+        assert bytes(data[place.offset : place.offset + place.length]) == payload.data
+        assert place.offset % 4096 == 0
+    assert len(data) % 4096 == 0
+
+
+SAMPLE, PLACES = pack_segment(
+    HEADER, [Payload(b"k" * 16, 0, 0, 32, b"x" * 5000), Payload(b"q" * 16, 1, 0, 32, b"y" * 4096)]
+)
+
+
+@settings(max_examples=400)
+@given(st.integers(0, len(SAMPLE) * 8 - 1))
+def test_any_flipped_bit_of_a_segment_is_detected(bit):
+    data = bytearray(SAMPLE)
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(BadObject):
+        parse_segment(bytes(data))
+
+
+def test_every_flipped_byte_of_the_header_and_the_tail_is_detected():
+    tail = len(SAMPLE) - 4096
+    for position in [*range(200), *range(4070, 4096), *range(tail, tail + 200), *range(len(SAMPLE) - 80, len(SAMPLE))]:
+        data = bytearray(SAMPLE)
+        data[position] ^= 0xFF
+        with pytest.raises(BadObject):
+            parse_segment(bytes(data))
+
+
+@given(st.integers(0, len(SAMPLE) - 1))
+def test_any_truncation_of_a_segment_is_detected(length):
+    with pytest.raises(BadObject) as caught:
+        parse_segment(bytes(SAMPLE[:length]))
+    assert caught.value.outcome is Outcome.TRUNCATED
+
+
+def test_a_longer_segment_is_altered():
+    with pytest.raises(BadObject) as caught:
+        parse_segment(bytes(SAMPLE) + bytes(4096))
+    assert caught.value.outcome is Outcome.ALTERED
+
+
+@given(st.binary(max_size=9000))
+def test_arbitrary_bytes_are_no_segment(data):
+    with pytest.raises(BadObject):
+        parse_segment(data)
+
+
+def test_a_segment_of_another_version_says_so():
+    data = bytearray(SAMPLE)
+    data[8] += 1
+    with pytest.raises(BadObject, match="version") as caught:
+        parse_segment(bytes(data))
+    assert caught.value.outcome is Outcome.VERSION
+
+
+def test_bytes_in_a_blocks_padding_are_detected():
+    block = PLACES[0]
+    stored = bytearray(SAMPLE[block.offset : block.offset + padded(block.length)])
+    check_block(block, memoryview(stored))
+    stored[-1] = 1
+    with pytest.raises(BadObject) as caught:
+        check_block(block, memoryview(stored))
+    assert caught.value.outcome is Outcome.ALTERED
+
+
+def test_a_dtype_name_that_doesnt_fit_is_refused():
+    with pytest.raises(ValueError, match="dtype"):
+        pack_segment(HEADER._replace(dtype="x" * 33), [])
+
+
+MANIFEST = Manifest(
+    b"n" * 32,
+    b"w" * 16,
+    3,
+    1,
+    [SegmentEntry("d/s/00/seg", 16384, 0)],
+    [BlockEntry(b"k" * 16, 0, 32, 0, 4096, 5000, b"c" * 16)],
+)
+DEPLOYMENT = b"d" * 32
+PACKED = pack_manifest(DEPLOYMENT, MANIFEST)
+
+
+def test_a_manifest_gives_back_what_was_packed():
+    assert parse_manifest(PACKED, DEPLOYMENT) == MANIFEST
+
+
+@pytest.mark.parametrize("position", range(len(PACKED)))
+def test_any_flipped_byte_of_a_manifest_is_detected(position):
+    for flip in (1, 0x80, 0xFF):
+        data = bytearray(PACKED)
+        data[position] ^= flip
+        with pytest.raises(BadObject):
+            parse_manifest(bytes(data), DEPLOYMENT)
+
+
+def test_any_truncation_of_a_manifest_is_detected():
+    for length in range(len(PACKED)):
+        with pytest.raises(BadObject) as caught:
+            parse_manifest(PACKED[:length], DEPLOYMENT)
+        assert caught.value.outcome is Outcome.TRUNCATED
+
+
+def test_a_manifest_of_another_deployment_is_foreign():
+    with pytest.raises(BadObject) as caught:
+        parse_manifest(PACKED, b"e" * 32)
+    assert caught.value.outcome is Outcome.FOREIGN
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"segment": 1},
+        {"offset": 0},
+        {"offset": 4097},
+        {"length": 12289},
+        {"offset": 16384},
+        {"key": b"k"},
+        {"checksum": b""},
+        {"length": 1 << 61},
+    ],
+    ids=repr,
+)
+def test_a_sealed_manifest_that_makes_no_sense_is_refused(block):
+    bad = msgspec.structs.replace(MANIFEST, blocks=[msgspec.structs.replace(MANIFEST.blocks[0], **block)])
+    with pytest.raises(BadObject) as caught:
+        parse_manifest(pack_manifest(DEPLOYMENT, bad), DEPLOYMENT)
+    assert caught.value.outcome is Outcome.FOREIGN
+
+
+def test_padding_may_be_longer_than_one_alignment():
+    assert segments.is_zero(memoryview(bytes(10_000)))
+    assert not segments.is_zero(memoryview(bytes(9_999) + b"\x01"))
