@@ -30,8 +30,8 @@ def to_json_line(spans: Iterable[Span], resource: Mapping[str, AttributeValue]) 
     return _encode(data) + b"\n"
 
 
-def read_trace_file(path: str | Path) -> Iterator[Span]:
-    """The spans of a file of OTLP JSON lines, in the order of the file, whoever wrote it.
+def read_trace_file(path: str | Path, offset: int = 0) -> Iterator[Span]:
+    """The spans of a file of OTLP JSON lines from byte ``offset`` on, in the order of the file, whoever wrote it.
 
     Lines that hold other signals are passed over. A line that is no JSON (a writer was killed in the middle of it, or the disk
     was full) is passed over too; how many there were is logged once, at the end.
@@ -41,13 +41,14 @@ def read_trace_file(path: str | Path) -> Iterator[Span]:
     """
     broken = 0
     with Path(path).open("rb") as lines:
+        lines.seek(offset)
         for line in lines:
             if not line.strip():
                 continue
             try:
                 data = msgspec.json.decode(line)
                 spans = [span for group in _many(data, "resourceSpans") for span in _read_group(group)]
-            except (ValueError, TypeError, AttributeError):
+            except (msgspec.MsgspecError, ValueError, TypeError, AttributeError):
                 broken += 1
                 continue
             yield from spans
