@@ -32,11 +32,14 @@ class Round:
         job: dict[str, Any],
         saved: dict[str, Any],
         loaded: dict[str, Any],
-        trace_file: Path,
+        trace: tuple[Path, int],
         store: str,
         tolerance: float,
     ) -> Round:
-        """Compare the restored run with the runs without a connector, and the calls made with the spans in the file."""
+        """Compare the restored run with the runs without a connector, and the calls made with the spans in the file.
+
+        ``trace`` is the file and the size that it had before this round.
+        """
         differences = []
         if loaded["tokens"] != loaded["cold_tokens"]:
             at = next(
@@ -62,13 +65,13 @@ class Round:
             differences.append(
                 f"the first token's logits differ by {loaded['max_logit_diff']:.3g} from the cold run (allowed {tolerance})"
             )
-        callbacks = _count_callbacks(saved, loaded, trace_file)
+        callbacks = _count_callbacks(saved, loaded, *trace)
         for name, count in callbacks.items():
             if count["calls"] != count["spanned_calls"]:
                 differences.append(
                     f"{name} was called {count['calls']} times, the trace holds {count['spanned_calls']}"
                 )
-        return cls(differences, loaded["max_logit_diff"], saved, loaded, callbacks, trace_file, store)
+        return cls(differences, loaded["max_logit_diff"], saved, loaded, callbacks, trace[0], store)
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -105,12 +108,14 @@ class Round:
         }
 
 
-def _count_callbacks(saved: dict[str, Any], loaded: dict[str, Any], trace_file: Path) -> dict[str, dict[str, int]]:
+def _count_callbacks(
+    saved: dict[str, Any], loaded: dict[str, Any], trace_file: Path, offset: int
+) -> dict[str, dict[str, int]]:
     """Per callback: the executors' own count of calls, and the spans that the trace file holds for them."""
     calls = Counter(saved["calls"]) + Counter(loaded["calls"])
     spans: Counter[str] = Counter()
     spanned: Counter[str] = Counter()
-    for span in read_trace_file(trace_file):
+    for span in read_trace_file(trace_file, offset):
         name = span.attributes.get(names.CALLBACK)
         if isinstance(name, str) and not name.endswith(".__init__"):
             spans[name] += 1
@@ -127,42 +132,50 @@ def _count_callbacks(saved: dict[str, Any], loaded: dict[str, Any], trace_file: 
 def print_round(console: Console, outcome: Round) -> None:
     """The tables that a person reads."""
     loaded, saved = outcome.loaded, outcome.saved
-    table = Table("callback", title="Callbacks, both processes", title_justify="left")
-    for heading in ("calls", "spans", "total", "p50", "p99"):
-        table.add_column(heading, justify="right")
-    for name, count in outcome.callbacks.items():
-        times = _merge_times(saved["times"].get(name), loaded["times"].get(name))
-        table.add_row(name, str(count["calls"]), str(count["spans"]), *times)
+    table = _table("Callbacks, both processes", "callback", "calls", "spans", "total", "p50", "p99")
+    for side in ("scheduler", "worker"):
+        table.add_row(side)
+        for name, count in outcome.callbacks.items():
+            if name.startswith(f"{side}."):
+                times = _merge_times(saved["times"].get(name), loaded["times"].get(name))
+                method = name.removeprefix(f"{side}.")
+                table.add_row(f" {method}", str(count["calls"]), str(count["spans"]), *times)
     console.print(table)
 
-    table = Table("layer group", title="KV by layer group", title_justify="left")
-    for heading in ("window", "pages saved", "saved", "pages loaded", "loaded"):
-        table.add_column(heading, justify="right")
+    table = _table("KV by layer group", "layer group", "window", "pages saved", "saved", "pages loaded", "loaded")
     for before, after in zip(saved["layer_groups"], loaded["layer_groups"], strict=True):
         window = "full" if after["window"] is None else str(after["window"])
-        table.add_row(
-            str(after["id"]), window, str(before["saved_pages"]), _bytes(before["saved_bytes"]),
-            str(after["loaded_pages"]), _bytes(after["loaded_bytes"]),
-        )  # fmt: skip
+        moved = (
+            before["saved_pages"],
+            _bytes(before["saved_bytes"]),
+            after["loaded_pages"],
+            _bytes(after["loaded_bytes"]),
+        )
+        table.add_row(str(after["id"]), window, *map(str, moved))
     console.print(table)
 
-    table = Table(title="Prompt tokens of the restored request", title_justify="left")
-    row = ("prompt_tokens", "device_tokens", "offered_tokens", "honoured_tokens", "loaded_tokens")
-    for heading in ("queried", "on the device", "offered", "honoured", "loaded", "computed"):
-        table.add_column(heading, justify="right")
+    columns = ("queried", "on the device", "offered", "honoured", "loaded", "computed")
+    table = _table("Prompt tokens of the restored request", *columns)
+    told = ("prompt_tokens", "device_tokens", "offered_tokens", "honoured_tokens", "loaded_tokens")
     computed = loaded["prompt_tokens"] - loaded["device_tokens"] - loaded["honoured_tokens"]
-    table.add_row(*(str(loaded[name]) for name in row), str(computed))
+    table.add_row(*(str(loaded[name]) for name in told), str(computed))
     console.print(table)
 
     cold, warm = loaded["ttft_cold_s"], loaded["ttft_warm_s"]
     console.print(f"time to first token: {cold * 1e3:.0f} ms cold, {warm * 1e3:.0f} ms warm ({cold / warm:.1f}x)")
     if not outcome.differences:
-        console.print(
-            "tokens equal to a run without a connector; first logits bit-equal to device reuse, "
-            f"within {outcome.max_logit_diff:.1e} of the cold run"
-        )
+        console.print("tokens: equal to a run without a connector")
+        console.print(f"first logits: bit-equal to device reuse, within {outcome.max_logit_diff:.1e} of the cold run")
     console.print(f"store  {outcome.store}", soft_wrap=True, markup=False)
     console.print(f"trace  {outcome.trace_file}", soft_wrap=True, markup=False)
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", box=None, padding=(0, 1, 0, 0), title_style="bold")
+    table.add_column(first, no_wrap=True, header_style="dim")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
+    return table
 
 
 def _merge_times(*parts: dict[str, float] | None) -> tuple[str, str, str]:

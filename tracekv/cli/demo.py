@@ -90,6 +90,7 @@ def _run_round(
     console: Console, preset: Preset, model: Path | None, store: str, prompt_tokens: int, trace_file: Path
 ) -> Round:
     trace_file.parent.mkdir(parents=True, exist_ok=True)
+    before = trace_file.stat().st_size if trace_file.exists() else 0
     job = {
         "preset": preset.value,
         "model": str(model) if model else None,
@@ -111,7 +112,7 @@ def _run_round(
         saved = _run_process({**job, "phase": "save"}, environ, "process 1", say)
         loaded = _run_process({**job, "phase": "load"}, environ, "process 2", say)
         say("reading the trace back")
-        return Round.judge(job, saved, loaded, trace_file, store, TOLERANCE)
+        return Round.judge(job, saved, loaded, (trace_file, before), store, TOLERANCE)
 
 
 def _run_process(job: dict[str, Any], environ: dict[str, str], name: str, say: Any) -> dict[str, Any]:

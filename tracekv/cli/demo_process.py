@@ -13,7 +13,6 @@ import traceback
 from typing import Any, Literal
 
 from tracekv.journal.vocabulary import Direction
-from tracekv.settings import SettingsError
 
 TOKENS_PER_BLOCK = 32
 CHUNK_TOKENS = 512
@@ -158,11 +157,13 @@ def main() -> None:
     job = json.loads(sys.stdin.read())
     try:
         _say(**{"save": _save, "load": _load}[job["phase"]](_Job(job)))
-    except SettingsError as error:
-        _say(error=str(error))
     except Exception as error:
-        traceback.print_exc()
-        _say(error=f"{type(error).__name__}: {error}")
+        # An error of ours says by itself what happened and what to do; only another's needs its traceback.
+        if str(error).startswith("tracekv:"):
+            _say(error=str(error))
+        else:
+            traceback.print_exc()
+            _say(error=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

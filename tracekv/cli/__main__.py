@@ -1,0 +1,5 @@
+"""``python -m tracekv.cli``."""
+
+from tracekv.cli import main
+
+main()
