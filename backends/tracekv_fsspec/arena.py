@@ -160,14 +160,25 @@ class Arena:
         return key in self._pools[shard].by_key
 
     def pin(self, shard: Shard, key: bytes) -> Slot | None:
-        """The staged slot of a key, kept from eviction until :meth:`unpin`; None where it isn't staged."""
-        with self._lock:
-            return self._pin(shard, key)
+        """The staged slot of a key, kept from eviction until :meth:`unpin_each`; None where it isn't staged."""
+        return self.pin_each(shard, (key,))[0]
 
     def pin_each(self, shard: Shard, keys: Iterable[bytes]) -> list[Slot | None]:
-        """:meth:`pin` for several keys under one lock."""
+        """:meth:`pin` for several keys under one lock; a query does nothing else as often."""
+        pool = self._pools[shard]
+        find, pins, generations, unpinned = pool.by_key.get, pool.pins, pool.generations, pool.unpinned
+        slots: list[Slot | None] = []
         with self._lock:
-            return [self._pin(shard, key) for key in keys]
+            for key in keys:
+                number = find(key)
+                if number is None:
+                    slots.append(None)
+                    continue
+                if not pins[number]:
+                    del unpinned[number]
+                pins[number] += 1
+                slots.append(Slot(shard, number, generations[number]))
+        return slots
 
     def unpin_each(self, slots: Iterable[Slot]) -> None:
         """Give pins back. The slot given last is the last to be evicted: give the tail of a prompt first."""
@@ -196,14 +207,6 @@ class Arena:
             raise StaleSlot(f"slot {slot.number} of {slot.shard} is in its generation {pool.generations[slot.number]}")
         start = pool.base + slot.number * pool.stride
         return start, start + pool.stride
-
-    def _pin(self, shard: Shard, key: bytes) -> Slot | None:
-        pool = self._pools[shard]
-        number = pool.by_key.get(key)
-        if number is None:
-            return None
-        pool.pin(number)
-        return Slot(shard, number, pool.generations[number])
 
     def _checked(self, slot: Slot, filling: bool) -> _Pool:
         pool = self._pools[slot.shard]

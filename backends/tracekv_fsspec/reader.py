@@ -68,8 +68,13 @@ class Ticket:
 
     def staged_blocks(self) -> int:
         """How many blocks from ``start`` on are staged for every shard, without a gap."""
-        while self._frontier < len(self.keys) and all(slots[self._frontier] for slots in self.slots.values()):
-            self._frontier += 1
+        ends = []
+        for slots in self.slots.values():
+            try:
+                ends.append(slots.index(None, self._frontier, len(self.keys)))
+            except ValueError:
+                ends.append(len(self.keys))
+        self._frontier = min(ends)
         return self._frontier
 
     def is_settled(self) -> bool:

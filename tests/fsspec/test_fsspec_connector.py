@@ -578,3 +578,24 @@ def test_a_store_operation_says_what_it_moved(engines, configure, records):
     assert puts[0].engine == "local"
     assert puts[0].nbytes > 4 * 4096
     assert isinstance(puts[0].key, bytes)
+
+
+def test_a_page_that_a_window_has_passed_is_not_saved_late(engines, configure, records):
+    """What was honoured isn't told, so the saves of a first chunk come a pass later; by then its first page is someone else's."""
+    windows = (None, B + 1)
+    tokens = prompt(8)
+    stored(engines, tokens[: 4 * B + 1], windows)
+    engine = engines(windows)
+    running = engine.admit(5, tokens, tells_honoured=False, capacity=6 * B)
+    assert running.honoured == 4 * B
+    engine.run_pass((running, 2 * B))
+    engine.pools[1][running.pages[1][4]] = 3.0  # given to another request: 6 * B >= 5 * B + window - 1
+    while running.position < len(tokens):
+        engine.run_pass((running, min(B, len(tokens) - running.position)))
+    assert engine.scheduler.flush(20)
+    fresh = engines(windows)
+    again = fresh.admit(6, tokens)
+    assert again.offered == 4 * B
+    lookup = records.of(Lookup)[-1]
+    assert (lookup.reason, lookup.bounding_layer_group) == (MissReason.LAYER_GROUP_MISSING, 1)
+    assert lookup.group_tokens == [8 * B, 4 * B]
