@@ -213,3 +213,23 @@ def test_an_exception_elsewhere_comes_out_of_the_loop(method, model):
     with pytest.raises(OSError, match="planted") as raised:
         executor.run()
     assert raised.value is planted
+
+
+def test_what_a_hook_copies_can_be_written_to_later(model):
+    """Hooks run inside the forward; their tensors are ordinary ones."""
+    copies = []
+    scheduler, worker = memory_pair({})
+
+    class Copying(worker):
+        def save_kv_layer(self, layer_idx, stream):
+            copies.append(self.page(0, 0).clone())
+
+        def wait_for_save(self, stream):
+            copies[-1].fill_(0)
+            stream.record_event().synchronize()
+
+    executor = Executor(model("llama"), scheduler, Copying)
+    request = executor.submit(tokens(40), 2)
+    executor.run()
+    assert request.error is None
+    assert len(copies) == 4

@@ -132,6 +132,18 @@ def test_a_match_needs_a_sliding_groups_live_pages_only(model):
     assert warm.output_tokens == cold.output_tokens
 
 
+def test_a_partial_match_needs_its_page_in_every_group(model):
+    executor = Executor(model("gemma3", sliding_window=64), num_blocks=12, partial_reuse=True)
+    serve(executor, tokens(10 * 32 + 1), new=1)
+    full = executor.cache.pools[1]
+    for slot in [full.take() for _ in range(3)]:  # two free ones, and the last block's
+        full.drop(slot)
+    diverging = [*tokens(10 * 32 + 1)[:293], 7]
+    warm = serve(executor, diverging)[0]
+    assert warm.device_tokens == 288
+    assert warm.output_tokens == serve(Executor(model("gemma3", sliding_window=64)), diverging)[0].output_tokens
+
+
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), mode=st.sampled_from(["v1", "v2"]), partial=st.booleans())
 def test_reuse_and_eviction_never_change_tokens(data, mode, partial):

@@ -227,7 +227,7 @@ class PagedCache(ABC):
             for pool, slots in zip(self.pools, allocation.slots, strict=True):
                 group, slot = pool.shape.layer_group_id, slots[allocation.committed]
                 # A block that is known already keeps its page; ours stays private.
-                if slot >= 0 and block.pages[group] is None and not pool.is_owned(slot):
+                if slot >= 0 and block.pages[group] is None:
                     block.pages[group] = slot
                     pool.owned_by(slot, block)
             allocation.block = block

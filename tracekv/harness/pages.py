@@ -97,10 +97,6 @@ class PagePool:
         """Enter a held slot into the reuse tree."""
         self._owners[slot] = owner
 
-    def is_owned(self, slot: int) -> bool:
-        """The reuse tree knows the slot."""
-        return self._owners[slot] is not None
-
     def copy(self, source: int, target: int) -> None:
         """Copy a page's content."""
         self.tensor[target].copy_(self.tensor[source])

@@ -81,7 +81,7 @@ class ModelRunner:
         """
         positions = [position for segment in segments for position in range(segment.start, segment.end)]
         attention = PagedAttention(self._pools, self._places, segments, self._tokens_per_block)
-        with torch.inference_mode(), driven(self._model, attention), self._hooked(hooks):
+        with torch.no_grad(), driven(self._model, attention), self._hooked(hooks):
             output = self._model(
                 input_ids=self._row(tokens),
                 position_ids=self._row(positions),

@@ -58,6 +58,8 @@ class BatchScheduler:
         for request in active:
             if request.state is not RequestState.CONTEXT_INIT:
                 continue
+            if budget <= 0:
+                break
             if request.request_id not in self._admitted and not self._admit(request):
                 break
             chunk = self._cache.schedule_context(request, min(self.most_chunk, budget))
