@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -33,8 +33,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     detail: Literal["economy", "full", "off"] = "economy"
     #: File to which spans are appended as OTLP JSON lines.
     trace_file: str | None = None
-    #: Who reads the records: ``thread`` (a thread of this process exports them) or ``off`` (nobody).
-    agent: Literal["thread", "off"] = "thread"
+    #: Who reads the journals: ``auto`` (one agent process per node, started by itself), ``external`` (a sidecar that somebody else
+    #: starts), ``thread`` (a thread of this process, for tests and notebooks) or ``off`` (nobody; the journal is still written).
+    agent: Literal["auto", "external", "thread", "off"] = "thread"
+    #: Folder of the journals, by default one of the user's own in ``/dev/shm``.
+    journal_dir: str | None = None
+    #: A step without an exported request's load or save is exported once in so many.
+    step_sample: Annotated[int, msgspec.Meta(ge=1)] = 100
+    #: Port of the Prometheus endpoint of this node's agent, on the loopback address; 0: a free one; unset: none.
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
+    #: Bind to the engine's request enqueue, so that a trace begins there and joins its caller's.
+    enqueue_hook: bool = False
+    #: Share of the engine thread's time that tracing may take, in percent; beyond it only counters are kept.
+    budget_pct: Annotated[float, msgspec.Meta(gt=0, le=100)] = 3.0
     #: Replace request ids by a digest in everything that leaves the process.
     hash_request_ids: bool = False
 
