@@ -163,12 +163,12 @@ def test_a_request_larger_than_the_pool_is_refused_by_name_of_the_setting(model)
         Executor(model("llama"), num_blocks=2).submit(tokens(100), 1)
 
 
-def test_more_requests_than_pages_wait_for_their_turn(model):
+def test_requests_wait_until_their_last_page_is_certain(model):
     executor = Executor(model("llama"), num_blocks=8)
-    requests = [executor.submit(tokens(100, seed), 5) for seed in range(4)]
+    requests = [executor.submit(tokens(60, seed), 40) for seed in range(4)]
     executor.run()
     alone = Executor(model("llama"))
-    expected = [alone.submit(tokens(100, seed), 5) for seed in range(4)]
+    expected = [alone.submit(tokens(60, seed), 40) for seed in range(4)]
     alone.run()
     assert [request.output_tokens for request in requests] == [request.output_tokens for request in expected]
 
@@ -233,3 +233,26 @@ def test_what_a_hook_copies_can_be_written_to_later(model):
     executor.run()
     assert request.error is None
     assert len(copies) == 4
+
+
+def test_layer_hooks_stand_before_and_behind_their_layer(model):
+    written = {"before": [], "behind": []}
+    scheduler, worker = memory_pair({})
+
+    class Looking(worker):
+        def look(self, when, layer_idx):
+            slot = executor.cache.slots(request)[0][0]
+            layers = self.page(0, slot).view(2, -1)
+            written[when].append(bool(layers[layer_idx].any()))
+
+        def wait_for_layer_load(self, layer_idx, stream):
+            self.look("before", layer_idx)
+
+        def save_kv_layer(self, layer_idx, stream):
+            self.look("behind", layer_idx)
+
+    executor = Executor(model("llama"), scheduler, Looking)
+    executor.cache.pools[0].tensor.zero_()
+    request = executor.submit(tokens(20), 1)
+    executor.run()
+    assert written == {"before": [False, False], "behind": [True, True]}
