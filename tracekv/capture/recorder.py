@@ -15,16 +15,18 @@ from typing import Any, Concatenate, ParamSpec
 
 import xxhash
 
+from tracekv.capture.budget import ENTER_NS, HOOK_NS
 from tracekv.capture.envelope import Envelope
 from tracekv.capture.session import Session
 from tracekv.contract import reading
 from tracekv.journal.current import current
-from tracekv.journal.memory import MAX_LAYERS
+from tracekv.journal.layout import MAX_LAYERS, detail_of
 from tracekv.journal.records import (
     AllocCall,
     BindCall,
     BuildCall,
     Call,
+    CallCounts,
     CancelLoadCall,
     FinishCall,
     FinishedCall,
@@ -37,10 +39,16 @@ from tracekv.journal.records import (
     RegionFacts,
     RegisterCall,
     RequestResetCall,
+    TracingReduced,
 )
 
 #: Idle polls are told at least this often, so that a reader sees that the loop still turns.
 _IDLE_FLUSH_NS = 1_000_000_000
+#: Stands in ``inside`` while no per-layer hook is to be recorded: it is no thread's ident.
+_NO_HOOKS_NOW = 0
+#: What is only counted while tracing costs too much: what comes with every pass.
+_PER_STEP = frozenset({"simple", "build", "bind", "end_pass", "finished", "idle_poll"})
+_COUNTS_EVERY_NS = 1_000_000_000
 _NO_HOOKS = bytes(MAX_LAYERS * 16)
 _CLEARED = memoryview(_NO_HOOKS).cast("q")
 
@@ -59,7 +67,11 @@ def _instrument(method: Instrument[P]) -> Callable[Concatenate[Recorder, int, in
         if name in self.removed:
             return
         try:
-            method(self, code, started, ended, *facts, **named)
+            if self._budget.is_reduced and name in _PER_STEP:
+                self.count(code, started, ended)
+            else:
+                method(self, code, started, ended, *facts, **named)
+                self._budget.spent_ns += perf_counter_ns() - ended + ENTER_NS
         except Exception as error:
             self.remove(name, error)
 
@@ -78,13 +90,17 @@ class Recorder:
     """
 
     __slots__ = (
-        "_engine_thread", "_idle", "_journal", "_layers", "_session", "in_progress", "inside", "removed", "run_id",
-        "saves", "steps", "waits",
+        "_budget", "_counts", "_counts_since_ns", "_engine_thread", "_idle", "_is_off", "_journal", "_layers", "_session",
+        "in_progress", "inside", "removed", "run_id", "saves", "steps", "waits",
     )  # fmt: skip
 
     def __init__(self, session: Session, run_id: bytes = b"") -> None:
         self._session = session
         self._journal = session.journal
+        self._budget = session.budget
+        self._counts: dict[int, list[int]] = {}
+        self._counts_since_ns = 0
+        self._is_off = False
         self.inside = session.inside
         self.in_progress = session.journal.in_progress
         self.waits = session.journal.waits
@@ -102,9 +118,33 @@ class Recorder:
         A call made inside another callback, or on a thread that isn't the executor's, is the connector's own.
         """
         ident = get_ident()
-        if ident != self._engine_thread and not self._adopt(ident):
+        if self._is_off or (ident != self._engine_thread and not self._adopt(ident)):
             return 0
         return self.enter_bring_up(code)
+
+    def enter_step(self, code: int) -> int:
+        """As :meth:`enter`, for the callback with which a step begins in this process."""
+        try:
+            self._begin_step(perf_counter_ns())
+        except Exception as error:
+            self.remove("step", error)
+        return self.enter(code)
+
+    def _begin_step(self, now_ns: int) -> None:
+        if "step" in self.removed:
+            return
+        wants_off = detail_of(self._journal.at_step(now_ns)) == "off"
+        is_changed = self._budget.changes_at(now_ns)
+        if is_changed:
+            share, limit = round(self._budget.share * 1e6), self._budget.limit_ppm
+            self._session.tell_budget(TracingReduced(now_ns, self._budget.is_reduced, share, limit))
+        if is_changed or wants_off is not self._is_off:
+            self._is_off = wants_off
+            if wants_off or self._budget.is_reduced:
+                self.flush_hooks()
+                self.inside.add(_NO_HOOKS_NOW)
+            else:
+                self.inside.discard(_NO_HOOKS_NOW)
 
     def enter_bring_up(self, code: int) -> int:
         """As :meth:`enter`, for the callbacks of bring-up, which may come on another thread than the loop's."""
@@ -128,6 +168,7 @@ class Recorder:
         if self._engine_thread and any(thread.ident == self._engine_thread for thread in threading.enumerate()):
             return False
         self._engine_thread = ident
+        self._journal.claim_engine_thread()
         return True
 
     def remove(self, instrument: str, error: Exception) -> None:
@@ -140,10 +181,12 @@ class Recorder:
         return Envelope(metadata, self.run_id, self.steps) if self._session.workers else metadata
 
     def write(self, record: Record) -> None:
-        """Append to the journal, after the idle polls that came before."""
+        """Append to the journal, after the idle polls and counts that came before."""
         idle, self._idle = self._idle, None
         if idle is not None:
             self._journal.write(idle)
+        if self._counts and not self._budget.is_reduced:
+            self._tell_counts(perf_counter_ns())
         self._journal.write(record)
 
     # -- instruments: (code, started, ended, facts of the callback) ------------------------------------------------
@@ -296,6 +339,28 @@ class Recorder:
         """A per-layer hook of the inner connector raised; the pair's end stays 0."""
         self.raised(code, slots[layer + layer], error)
 
+    # -- when tracing costs too much ---------------------------------------------------------------------------------
+
+    def count(self, code: int, started: int, ended: int) -> None:
+        """Count a call instead of recording it."""
+        took = ended - started
+        counts = self._counts.get(code)
+        if counts is None:
+            self._counts[code] = [1, took, took]
+        else:
+            counts[0] += 1
+            counts[1] += took
+            counts[2] = max(counts[2], took)
+        if ended - self._counts_since_ns > _COUNTS_EVERY_NS:
+            self._tell_counts(ended)
+
+    def _tell_counts(self, now_ns: int) -> None:
+        counts, self._counts = self._counts, {}
+        since, self._counts_since_ns = self._counts_since_ns, now_ns
+        if counts:
+            totals = [(code, *numbers) for code, numbers in counts.items()]
+            self._journal.write(CallCounts(current.step, since, now_ns, totals))  # type: ignore[arg-type]  # (calls, sum, max)
+
     # -- what several calls share ----------------------------------------------------------------------------------
 
     def flush_hooks(self) -> None:
@@ -309,6 +374,7 @@ class Recorder:
             self.waits[:end] = _CLEARED[:end]
             self.saves[:end] = _CLEARED[:end]
             self.write(LayerHooks(current.step, waits, saves))
+            self._budget.spent_ns += end * HOOK_NS
 
 
 def _offer(answer: Any) -> tuple[int, bool, str | None]:

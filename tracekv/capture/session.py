@@ -6,22 +6,21 @@ import atexit
 import importlib
 import logging
 import os
-import socket
 import threading
 import weakref
 from pathlib import Path
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import msgspec
 import xxhash
 
 from tracekv import settings as settings_module
-from tracekv._version import __version__
+from tracekv.capture.budget import Budget
 from tracekv.contract import UnknownRuntime, current_runtime
 from tracekv.journal.current import Journal, current
-from tracekv.journal.memory import MemoryJournal
-from tracekv.journal.records import ProcessStarted, RunJoined, SettingsSeen, TracerFault
+from tracekv.journal.directory import start_journal
+from tracekv.journal.records import RunJoined, SettingsSeen, TracerFault, TracingReduced
 from tracekv.settings import Settings
 
 log = logging.getLogger("tracekv")
@@ -46,31 +45,17 @@ class Session:
             worker couldn't open it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, journal: Journal) -> None:
         self.settings = settings
-        self.journal: Journal = MemoryJournal()
+        self.journal = journal
+        self.budget = Budget(settings.budget_pct)
         self.inside: set[int] = set()
         self.workers = 0
         self.agent: Agent | None = None
         self._run_id = b""
         self._faults: set[str] = set()
-        self._write_preamble()
-
-    def _write_preamble(self) -> None:
-        boot_id = Path("/proc/sys/kernel/random/boot_id")
-        self.journal.write(
-            ProcessStarted(
-                pid=os.getpid(),
-                process_id=os.urandom(16),
-                host=socket.gethostname(),
-                boot_id=boot_id.read_text().strip() if boot_id.exists() else "",
-                monotonic_ns=perf_counter_ns(),
-                wall_ns=time_ns(),
-                version=__version__,
-            )
-        )
-        digest = xxhash.xxh3_128_digest(msgspec.json.encode(self.settings, order="deterministic"))
-        self.journal.write(SettingsSeen(digest))
+        digest = xxhash.xxh3_128_digest(msgspec.json.encode(settings, order="deterministic"))
+        journal.write(SettingsSeen(digest))
 
     def add_worker(self, worker: object) -> None:
         """Count a traced worker for as long as it lives."""
@@ -110,6 +95,18 @@ class Session:
         except Exception as second:  # the journal itself is what failed
             log.warning("tracekv: the journal can't be written (%s)", type(second).__name__)
 
+    def tell_budget(self, change: TracingReduced) -> None:
+        """Say that tracing takes more than its share and is reduced to counters, or is full again."""
+        self.journal.write(change)
+        if change.is_reduced:
+            log.warning(
+                "tracekv: tracing took %.1f %% of the engine thread, more than TRACEKV_BUDGET_PCT=%.1f; calls are only counted",
+                change.cost_ppm / 1e4,
+                change.limit_ppm / 1e4,
+            )
+        else:
+            log.info("tracekv: calls are recorded in full again")
+
     def start_agent(self) -> None:
         """Start what reads the journal, if the settings ask for it."""
         if self.settings.agent == "off":
@@ -126,7 +123,7 @@ _session: Session | None = None
 
 
 def session() -> Session | None:
-    """The process's session, made at the first call; None while ``TRACEKV_DETAIL=off``.
+    """The process's session, made at the first call; None while ``TRACEKV_DETAIL=off`` or where no journal could be made.
 
     Raises:
         SettingsError: A ``TRACEKV_*`` setting is unknown or invalid. Raised at bring-up, before any request.
@@ -137,7 +134,10 @@ def session() -> Session | None:
             settings = settings_module.load()
             if settings.detail == "off":
                 return None
-            _session = Session(settings)
+            journal = start_journal(Path(settings.journal_dir) if settings.journal_dir else None)
+            if journal is None:
+                return None
+            _session = Session(settings, journal)
             current.journal = _session.journal
             _session.start_agent()
         return _session
@@ -160,9 +160,11 @@ def shutdown(timeout_s: float = 2.0) -> bool:
         ended, _session = _session, None
         current.journal = None
         current.step = 0
-    if ended is None or ended.agent is None:
+    if ended is None:
         return True
-    return ended.agent.close(timeout_s)
+    is_exported = ended.agent is None or ended.agent.close(timeout_s)
+    ended.journal.close()
+    return is_exported
 
 
 def _forget_after_fork() -> None:

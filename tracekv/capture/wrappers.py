@@ -123,7 +123,7 @@ def wrap(callback: Callback, inner: Inner) -> Inner:
 def _build_connector_meta(code: int, inner: Inner) -> Inner:
     def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
         recorder = self._tracekv_recorder
-        if recorder is None or not (started := recorder.enter(code)):
+        if recorder is None or not (started := recorder.enter_step(code)):
             return inner(self, scheduler_output)
         recorder.steps += 1
         current.step = recorder.steps
@@ -144,7 +144,7 @@ def _bind_connector_meta(code: int, inner: Inner) -> Inner:
         envelope = metadata if type(metadata) is Envelope else None
         bare = metadata if envelope is None else envelope.inner
         recorder = self._tracekv_recorder
-        if recorder is None or not (started := recorder.enter(code)):
+        if recorder is None or not (started := recorder.enter_step(code)):
             return inner(self, bare)
         if envelope is not None:
             current.step = envelope.step

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tracekv.journal.vocabulary import Direction
@@ -75,13 +76,11 @@ class _Job:
         _say(progress=progress)
         request = self.run(executor)
         executor.shutdown()
-        view = SummaryView()
-        assert current.journal is not None
-        records, _, lost = current.journal.read(0)
-        for record in records:
-            view.feed(record)
-        view.lost(lost)
+        journal = current.journal
         capture.shutdown(timeout_s=10)
+        view = SummaryView()
+        for record in _records(journal, view):
+            view.feed(record)
         implemented = {callback for cls in (Scheduler, Worker) for callback in implemented_callbacks(cls)}
         return request, {
             "tokens": request.output_tokens,
@@ -90,6 +89,22 @@ class _Job:
             "implemented": sorted(f"{callback.side.value}.{callback.method}" for callback in implemented),
             **_totals(view.summary),
         }
+
+
+def _records(journal: Any, view: Any) -> Iterator[Any]:
+    """Everything that this process's journal holds."""
+    from tracekv.journal.opening import open_journal
+
+    if journal is None:
+        raise RuntimeError("tracekv: no journal was written, so there is nothing to show; see the warning above")
+    reader = open_journal(journal.path, patience_ns=0)
+    cursor = 0
+    while True:
+        records, cursor, lost = reader.read(cursor)
+        view.lost(lost)
+        if not records and not lost:
+            return
+        yield from records
 
 
 def _totals(summary: Any) -> dict[str, Any]:

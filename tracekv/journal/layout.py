@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracekv.journal.memory import MAX_LAYERS
-
 MAGIC = b"TKVRING\n"
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096
 SLOT_BYTES = 64
+#: Layers whose hooks have slots.
+MAX_LAYERS = 512
 #: One pair (started_ns, ended_ns) per layer, for each of the two hooks.
 HOOK_BYTES = MAX_LAYERS * 16
 #: What the areas need at the least; a journal that is of use is far larger.

@@ -11,11 +11,10 @@ from array import array
 
 import msgspec
 
+from tracekv.journal.layout import MAX_LAYERS
 from tracekv.journal.records import Record, decode
 
 DEFAULT_RECORDS = 1 << 16
-#: Pairs (started_ns, ended_ns) that one forward pass can leave per kind of hook; pair i is layer i's.
-MAX_LAYERS = 512
 
 
 class MemoryJournal:

@@ -91,6 +91,15 @@ class TracerFault(Record, tag=6):
     where: str
 
 
+class TracingReduced(Record, tag=7):
+    """Tracing took more than its share of the engine thread (parts per million): from here on calls are only counted, or no more."""
+
+    at_ns: int
+    is_reduced: bool
+    cost_ppm: int
+    limit_ppm: int
+
+
 class Call(Record, tag=10):
     """A callback of the runtime, with nothing to add: what every other call record begins with.
 
@@ -245,6 +254,15 @@ class RequestResetCall(Call, tag=22):
     request_id: int
 
 
+class CallCounts(Record, tag=23):
+    """What the calls since ``started_ns`` add up to while only counters are kept: ``(callback, calls, sum_ns, max_ns)``."""
+
+    step: int
+    started_ns: int
+    ended_ns: int
+    callbacks: list[tuple[int, int, int, int]]
+
+
 class Transfer(Record, tag=40):
     """KV of one request moved between pages and a tier; ``source`` says how the bytes are known.
 
@@ -368,6 +386,7 @@ AnyRecord = (
     | RunJoined
     | SettingsSeen
     | TracerFault
+    | TracingReduced
     | Call
     | QueryCall
     | AllocCall
@@ -381,6 +400,7 @@ AnyRecord = (
     | ForwardCallableCall
     | CancelLoadCall
     | RequestResetCall
+    | CallCounts
     | Transfer
     | Lookup
     | StoreOperation
