@@ -151,7 +151,6 @@ class Planner:
         for slot in offer.pinned(offer.start, offer.end):
             (loaded if slot in named else unused).append(slot)
         self._engine.stager.release(unused)
-        request.loaded = (offer.start, end)
 
     def _recovered(self, request: Request, owed: tuple[int, int]) -> Offer:
         """Pin again what was offered, taken, and given back since the request wasn't scheduled with its query."""
@@ -181,14 +180,16 @@ class Planner:
         plan: StepPlan,
         saved: list[SaveBlock],
     ) -> None:
-        """Save each block whose tokens are complete when this pass is over."""
+        """Save each block whose tokens are complete when this pass is over and that is neither stored nor on its way.
+
+        What was just loaded is stored, so it is not saved again. A prefix that the device had kept is looked at with the
+        first record: if its save was dropped once, it is made good here.
+        """
         size = self._engine.tokens_per_block
         end = min(position + scheduled, chain.tokens) // size
         saves: dict[Shard, Copy] = {}
         dropped: dict[Shard, int] = defaultdict(int)
         for ordinal in range(request.next_save, end):
-            if request.loaded[0] <= ordinal < request.loaded[1]:
-                continue
             pages = self._pages_to_save(request, chain.keys[ordinal], ordinal, None if is_new else position)
             blocks = self._reserve(request, chain, ordinal, list(pages))
             if blocks is None:

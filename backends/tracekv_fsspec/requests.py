@@ -62,7 +62,6 @@ class Request:
         owed: Blocks ``[a, b)`` of an offer that the runtime took but didn't schedule at once.
         is_reported: Whether it was in ``new_requests`` already.
         next_save: Ordinal of the first block that was not considered for saving yet.
-        loaded: Blocks ``[a, b)`` that came from us.
         broken_by: Why a block of this chain was dropped; the ones behind it could never be found.
     """
 
@@ -75,7 +74,6 @@ class Request:
     pages: dict[int, list[int]] = field(default_factory=dict)
     is_reported: bool = False
     next_save: int = 0
-    loaded: tuple[int, int] = (0, 0)
     broken_by: DropReason | None = None
 
     def bypass(self) -> None:
@@ -114,9 +112,8 @@ class Request:
                 self.pages.setdefault(layer_group, []).extend(appended[layer_group])
 
     def start_afresh(self) -> None:
-        """A replay: other pages, and no load of ours is in them."""
+        """A replay: other pages, to be loaded and saved anew."""
         self.pages = {}
-        self.loaded = (0, 0)
         self.owed = None
         self.next_save = 0
         self.is_reported = False

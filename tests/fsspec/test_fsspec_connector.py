@@ -283,6 +283,17 @@ def test_a_replay_without_a_query_is_saved_from_its_new_pages(engines, configure
     assert fresh.holds_its_kv(again, 0, 4)
 
 
+def test_blocks_are_keyed_by_the_tokens_that_were_reported(engines, configure):
+    queried, reported = prompt(4), prompt(4, seed=3)
+    engine = engines()
+    running = engine.admit(1, queried)
+    running.tokens = reported
+    engine.run_pass((running, len(reported)))
+    assert engine.scheduler.flush(20)
+    assert engine.admit(2, queried).offered == 0
+    assert engine.admit(3, reported).offered == 4 * B
+
+
 def assert_nothing_is_pinned(engine):
     """Every slot can be had again, once the copies of the last pass are over."""
     stager = engine.scheduler._engine.stager
@@ -347,12 +358,14 @@ def test_saves_of_a_pass_that_raised_are_dropped_and_counted(engines, configure,
 
 def test_metadata_that_stays_bound_is_acted_on_once(engines, configure, records):
     tokens = prompt(3)
+    stored(engines, tokens)
     engine = engines()
-    engine.prefill(1, tokens)
-    count = len(records.of(Transfer))
+    engine.prefill(1, [*tokens, *prompt(2, seed=1)])
+    transfers = [record.direction for record in records.of(Transfer)]
+    assert transfers == [Direction.SAVE, Direction.LOAD, Direction.SAVE]
     engine.worker.start_load_kv(engine.stream)
     engine.worker.wait_for_save(engine.stream)
-    assert len(records.of(Transfer)) == count
+    assert len(records.of(Transfer)) == 3
 
 
 def test_the_arena_serves_what_this_process_has_saved_itself(engines, configure, records):
@@ -523,6 +536,15 @@ def test_two_engines_of_one_process_dont_mix(engines, configure):
         engine.run_pass((again, 1), forward=False)
         assert engine.holds_its_kv(again, 0, 3)
         engine.finish(running)
+
+
+def test_engines_with_arguments_of_their_own_pair_in_any_order(engines, configure):
+    first, second = engines(start=False), engines(start=False)
+    for engine in (first, second):
+        engine.worker.register_kv_caches(engine.pools[0])
+    for engine in (first, second):
+        engine.scheduler.wait_for_initialization()
+        assert engine.worker._seat.stager is engine.scheduler._engine.stager
 
 
 def test_engines_without_arguments_pair_in_the_order_of_their_bring_up(engines, configure):

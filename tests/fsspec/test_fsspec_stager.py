@@ -177,6 +177,14 @@ def test_two_writers_and_a_reader_share_a_store(node):
         assert reader.is_right(ticket, 3)
 
 
+def test_blocks_that_two_writers_stored_count_once(node):
+    reader, one, two = node(), node(), node()
+    one.save(keys(3))
+    two.save(keys(4))
+    assert reader.stager.catalog.refresh() == (2, 4)
+    assert len(reader.stager.index) == 4
+
+
 def test_a_small_save_is_stored_without_a_flush(node):
     writer, reader = node(), node(refresh_ms=10)
     block = keys(1)
