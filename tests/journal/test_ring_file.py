@@ -260,7 +260,7 @@ def test_the_hook_slots_are_as_many_as_a_memory_journal_has(journal):
     memory = MemoryJournal()
     for name in ("waits", "saves", "in_progress"):
         ours, theirs = getattr(journal, name), getattr(memory, name)
-        assert (ours.format, len(ours)) == (theirs.format, len(theirs))
+        assert (ours.itemsize, len(ours)) == (theirs.itemsize, len(theirs))
 
 
 def test_a_pass_of_hooks_comes_back_byte_for_byte(journal):

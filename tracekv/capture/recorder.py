@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec
 
 import xxhash
 
+from tracekv.capture import answers
 from tracekv.capture.budget import ENTER_NS, HOOK_NS
 from tracekv.capture.envelope import Envelope
+from tracekv.capture.hooks import hooks
 from tracekv.capture.session import Session
 from tracekv.contract import reading
 from tracekv.journal.current import current
@@ -44,13 +47,17 @@ from tracekv.journal.records import (
 
 #: Idle polls are told at least this often, so that a reader sees that the loop still turns.
 _IDLE_FLUSH_NS = 1_000_000_000
-#: Stands in ``inside`` while no per-layer hook is to be recorded: it is no thread's ident.
-_NO_HOOKS_NOW = 0
 #: What is only counted while tracing costs too much: what comes with every pass.
 _PER_STEP = frozenset({"simple", "build", "bind", "end_pass", "finished", "idle_poll"})
 _COUNTS_EVERY_NS = 1_000_000_000
 _NO_HOOKS = bytes(MAX_LAYERS * 16)
-_CLEARED = memoryview(_NO_HOOKS).cast("q")
+
+# A step of hundreds of decoding requests is read by these at the speed of C.
+_REQUEST_ID = attrgetter("request_id")
+_COMPUTED = attrgetter("computed_position")
+_SCHEDULED = attrgetter("num_scheduled_tokens")
+_FLAT_PAGES = attrgetter("new_block_ids")
+_GROUPED_PAGES = attrgetter("new_block_ids_by_layer_group")
 
 P = ParamSpec("P")
 Instrument = Callable[Concatenate["Recorder", int, int, int, P], None]
@@ -82,16 +89,28 @@ class Recorder:
     """Entered and left by the wrappers of one traced instance, on the engine's thread.
 
     Attributes:
-        inside: Idents of the threads of this process that are inside a callback.
-        waits, saves: The journal's slots for the per-layer hooks, bound here because every hook writes to them.
         removed: Names of instruments that failed.
         steps: Passes built so far (leader only).
         run_id: 16 bytes; made by the leader, learnt by the others from the first envelope.
     """
 
     __slots__ = (
-        "_budget", "_counts", "_counts_since_ns", "_engine_thread", "_idle", "_is_off", "_journal", "_layers", "_session",
-        "in_progress", "inside", "removed", "run_id", "saves", "steps", "waits",
+        "_budget",
+        "_counts",
+        "_counts_since_ns",
+        "_engine_thread",
+        "_idle",
+        "_in_progress",
+        "_inside",
+        "_is_off",
+        "_journal",
+        "_layers",
+        "_saves",
+        "_session",
+        "_waits",
+        "removed",
+        "run_id",
+        "steps",
     )  # fmt: skip
 
     def __init__(self, session: Session, run_id: bytes = b"") -> None:
@@ -101,10 +120,10 @@ class Recorder:
         self._counts: dict[int, list[int]] = {}
         self._counts_since_ns = 0
         self._is_off = False
-        self.inside = session.inside
-        self.in_progress = session.journal.in_progress
-        self.waits = session.journal.waits
-        self.saves = session.journal.saves
+        self._inside = session.inside
+        self._in_progress = session.journal.in_progress
+        self._waits = session.journal.waits.cast("B")
+        self._saves = session.journal.saves.cast("B")
         self._layers = MAX_LAYERS
         self.removed: set[str] = set()
         self.steps = 0
@@ -140,28 +159,29 @@ class Recorder:
             self._session.tell_budget(TracingReduced(now_ns, self._budget.is_reduced, share, limit))
         if is_changed or wants_off is not self._is_off:
             self._is_off = wants_off
-            if wants_off or self._budget.is_reduced:
+            hooks.is_off = wants_off or self._budget.is_reduced
+            if hooks.is_off:
                 self.flush_hooks()
-                self.inside.add(_NO_HOOKS_NOW)
-            else:
-                self.inside.discard(_NO_HOOKS_NOW)
+                hooks.pause()
 
     def enter_bring_up(self, code: int) -> int:
         """As :meth:`enter`, for the callbacks of bring-up, which may come on another thread than the loop's."""
-        inside = self.inside
+        inside = self._inside
         ident = get_ident()
         if ident in inside:
             return 0
         inside.add(ident)
+        hooks.waits = hooks.saves = None
         started = perf_counter_ns()
-        self.in_progress[1] = started
-        self.in_progress[0] = code
+        self._in_progress[1] = started
+        self._in_progress[0] = code
         return started
 
     def leave(self) -> None:
         """The callback entered last on this thread is left."""
-        self.inside.discard(get_ident())
-        self.in_progress[0] = 0
+        self._inside.discard(get_ident())
+        self._in_progress[0] = 0
+        hooks.resume()
 
     def _adopt(self, ident: int) -> bool:
         # The loop's thread is known from its first callback; the loop may move only when that thread has ended.
@@ -205,7 +225,7 @@ class Recorder:
     @_instrument
     def query(self, code: int, started: int, ended: int, request: Any, computed: int, answer: Any) -> None:
         """``get_num_new_matched_tokens``."""
-        offered, is_async, odd = _offer(answer)
+        offered, is_async, odd = answers.offer(answer)
         salt = reading.cache_salt(request)
         try:
             images = reading.multimodal_digest(request)
@@ -236,24 +256,22 @@ class Recorder:
     @_instrument
     def build(self, code: int, started: int, ended: int, output: Any, metadata: object) -> None:
         """``build_connector_meta``; the step is the one that begins with it."""
-        new, cached = output.new_requests, output.cached_requests
-        requests = [*new, *cached]
+        new = output.new_requests
+        requests = [*new, *output.cached_requests]
         pages: list[tuple[int, list[list[int]]]] = []
-        for position, data in enumerate(requests):
-            if data.new_block_ids or data.new_block_ids_by_layer_group:
-                ids = reading.new_block_ids(data)
-                if any(ids):
-                    pages.append((position, ids))
+        if any(map(_FLAT_PAGES, requests)) or any(map(_GROUPED_PAGES, requests)):
+            ids_of_each = map(reading.new_block_ids, requests)
+            pages = [(position, ids) for position, ids in enumerate(ids_of_each) if any(ids)]
         self.write(
             BuildCall(
                 code, started, ended, current.step, None,
                 new_requests=len(new),
-                request_ids=[data.request_id for data in requests],
-                computed_positions=[data.computed_position for data in requests],
-                scheduled_tokens=[data.num_scheduled_tokens for data in requests],
+                request_ids=list(map(_REQUEST_ID, requests)),
+                computed_positions=list(map(_COMPUTED, requests)),
+                scheduled_tokens=list(map(_SCHEDULED, requests)),
                 prompt_tokens=[len(data.new_tokens) for data in new],
                 pages=pages,
-                has_metadata=_has_content(metadata),
+                has_metadata=answers.has_content(metadata),
             )
         )  # fmt: skip
 
@@ -306,17 +324,17 @@ class Recorder:
     @_instrument
     def cancel_load(self, code: int, started: int, ended: int, request: Any, start: int, end: int) -> None:
         """``cancel_load`` of newer runtimes."""
-        self.write(CancelLoadCall(code, started, ended, current.step, None, _request_id(request), start, end))
+        self.write(CancelLoadCall(code, started, ended, current.step, None, answers.request_id(request), start, end))
 
     @_instrument
     def request_reset(self, code: int, started: int, ended: int, request: Any) -> None:
         """``request_reset`` of newer runtimes."""
-        self.write(RequestResetCall(code, started, ended, current.step, None, _request_id(request)))
+        self.write(RequestResetCall(code, started, ended, current.step, None, answers.request_id(request)))
 
     @_instrument
     def finished(self, code: int, started: int, ended: int, saving: list[int], loading: list[int], answer: Any) -> None:
         """``get_finished`` that was given ids or returned some."""
-        saved, loaded, odd = _finished_ids(answer)
+        saved, loaded, odd = answers.finished_ids(answer)
         self.write(FinishedCall(code, started, ended, current.step, None, saving, loading, saved, loaded, odd))
 
     @_instrument
@@ -334,10 +352,6 @@ class Recorder:
         if ended - idle.first_started_ns > _IDLE_FLUSH_NS:
             self._idle = None
             self._journal.write(idle)
-
-    def hook_raised(self, code: int, slots: memoryview, layer: int, error: BaseException) -> None:
-        """A per-layer hook of the inner connector raised; the pair's end stays 0."""
-        self.raised(code, slots[layer + layer], error)
 
     # -- when tracing costs too much ---------------------------------------------------------------------------------
 
@@ -365,46 +379,13 @@ class Recorder:
 
     def flush_hooks(self) -> None:
         """Write the layer hooks since the last pass and clear their slots."""
-        end = 2 * self._layers
-        if self.waits[end:].tobytes() != _NO_HOOKS[8 * end :] or self.saves[end:].tobytes() != _NO_HOOKS[8 * end :]:
-            end = 2 * MAX_LAYERS  # a layer that is in no registered group was called
-        waits, saves = self.waits[:end].tobytes(), self.saves[:end].tobytes()
-        none = _NO_HOOKS[: 8 * end]
+        end = 16 * self._layers
+        if self._waits[end:] != _NO_HOOKS[end:] or self._saves[end:] != _NO_HOOKS[end:]:
+            end = len(_NO_HOOKS)  # a layer that is in no registered group was called
+        none = _NO_HOOKS[:end]
+        waits, saves = self._waits[:end].tobytes(), self._saves[:end].tobytes()
         if waits != none or saves != none:
-            self.waits[:end] = _CLEARED[:end]
-            self.saves[:end] = _CLEARED[:end]
+            self._waits[:end] = none
+            self._saves[:end] = none
             self.write(LayerHooks(current.step, waits, saves))
-            self._budget.spent_ns += end * HOOK_NS
-
-
-def _offer(answer: Any) -> tuple[int, bool, str | None]:
-    """``(offered, is_async, None)``, or as much of it as can be read and the types of an answer that is no ``(int, bool)``."""
-    if isinstance(answer, tuple) and len(answer) == 2:
-        offered, is_async = answer
-        if type(offered) is int and type(is_async) is bool:
-            return offered, is_async, None
-        kinds = f"({type(offered).__name__}, {type(is_async).__name__})"
-        return (int(offered) if isinstance(offered, (int, float)) else 0), bool(is_async), kinds
-    return 0, False, type(answer).__name__
-
-
-def _finished_ids(answer: Any) -> tuple[list[int], list[int], str | None]:
-    """The two id lists, and the types of an answer that is no pair of lists of ints."""
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        return [], [], type(answer).__name__
-    kinds = [type(ids).__name__ for ids in answer]
-    lists = [list(ids) if ids is not None else [] for ids in answer]
-    odd = kinds != ["list", "list"] or not all(type(i) is int for ids in lists for i in ids)
-    saved, loaded = ([i for i in ids if isinstance(i, int)] for ids in lists)
-    return saved, loaded, f"({', '.join(kinds)})" if odd else None
-
-
-def _has_content(metadata: object) -> bool:
-    if metadata is None:
-        return False
-    return bool(metadata) if isinstance(metadata, (bytes, str, list, tuple, dict, set)) else True
-
-
-def _request_id(request: Any) -> int:
-    request_id: int = request if isinstance(request, int) else request.request_id
-    return request_id
+            self._budget.spent_ns += end // 8 * HOOK_NS

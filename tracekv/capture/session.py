@@ -17,6 +17,7 @@ import xxhash
 
 from tracekv import settings as settings_module
 from tracekv.capture.budget import Budget
+from tracekv.capture.hooks import hooks
 from tracekv.contract import UnknownRuntime, current_runtime
 from tracekv.journal.current import Journal, current
 from tracekv.journal.directory import start_journal
@@ -138,7 +139,8 @@ def session() -> Session | None:
             if journal is None:
                 return None
             _session = Session(settings, journal)
-            current.journal = _session.journal
+            current.journal = journal
+            hooks.bind(journal)
             _session.start_agent()
         return _session
 
@@ -160,6 +162,7 @@ def shutdown(timeout_s: float = 2.0) -> bool:
         ended, _session = _session, None
         current.journal = None
         current.step = 0
+        hooks.unbind()
     if ended is None:
         return True
     is_exported = ended.agent is None or ended.agent.close(timeout_s)
@@ -173,6 +176,7 @@ def _forget_after_fork() -> None:
     _lock = threading.Lock()
     _session = None
     current.journal = None
+    hooks.unbind()
 
 
 atexit.register(shutdown)

@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from tracekv.capture.envelope import Envelope
+from tracekv.capture.hooks import hooks
 from tracekv.contract import reading
 from tracekv.journal.current import current
 from tracekv.journal.vocabulary import Callback
@@ -36,23 +37,34 @@ def {name}({parameters}):
 # A hook writes two numbers into the journal's own slots; the pass's record is made from them when the pass ends.
 _LAYER_HOOK = """\
 def {name}({parameters}):
-    recorder = self._tracekv_recorder
-    if recorder is None or recorder.inside:
+    starts = hooks.{instrument}
+    if starts is None:
         return inner({parameters})
-    slots = recorder.{instrument}
     try:
-        slots[layer_idx + layer_idx] = now()
+        starts[layer_idx] = now()
     except Exception as error:
-        recorder.remove("{name}", error)
+        hook_failed(self, "{name}", error)
         return inner({parameters})
     try:
         answer = inner({parameters})
     except BaseException as error:
-        recorder.hook_raised({code}, slots, layer_idx, error)
+        hook_raised(self, {code}, starts[layer_idx], error)
         raise
-    slots[layer_idx + layer_idx + 1] = now()
+    hooks.{instrument}_ends[layer_idx] = now()
     return answer
 """
+
+
+def _hook_failed(instance: Any, name: str, error: Exception) -> None:
+    recorder = instance._tracekv_recorder
+    if recorder is not None:
+        recorder.remove(name, error)
+
+
+def _hook_raised(instance: Any, code: int, started: int, error: BaseException) -> None:
+    recorder = instance._tracekv_recorder
+    if recorder is not None:
+        recorder.raised(code, started, error)
 
 
 class _Shape(NamedTuple):
@@ -114,7 +126,14 @@ def wrap(callback: Callback, inner: Inner) -> Inner:
     # Known to linecache, so that a traceback through the wrapper shows its lines.
     filename = f"<tracekv wrapper of {callback.side.value}.{callback.method}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    scope: dict[str, Any] = {"inner": inner, "reading": reading, "now": perf_counter_ns}
+    scope: dict[str, Any] = {
+        "inner": inner,
+        "reading": reading,
+        "now": perf_counter_ns,
+        "hooks": hooks,
+        "hook_failed": _hook_failed,
+        "hook_raised": _hook_raised,
+    }
     exec(compile(source, filename, "exec"), scope)  # noqa: S102  # the template above, filled with constants
     wrapper: Inner = scope[callback.method]
     return wrapper

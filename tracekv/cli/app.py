@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tracekv._version import __version__
+from tracekv.cli.bench import bench
 from tracekv.cli.demo import demo
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
