@@ -52,7 +52,7 @@ def file_system_options(protocol: str, options: Mapping[str, Any]) -> dict[str, 
         config: dict[str, Any] = {
             "max_pool_connections": S3_CONNECTIONS,
             "connect_timeout": 3,
-            "read_timeout": 15,
+            "read_timeout": 60,
             "retries": {"max_attempts": 2, "mode": "standard"},
         }
         if options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3"):

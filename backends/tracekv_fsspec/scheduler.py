@@ -152,13 +152,9 @@ class Scheduler(KvCacheConnectorScheduler):
             self._planner.release(request)
 
     def _after_alloc(self, request: Any) -> None:
-        if self._engine is None:
-            return
+        # A request that was never queried (a dummy, one whose KV another engine sends) is none of ours: it isn't saved.
         books = self._requests.get(int(request.request_id))
-        if books is None or books.is_reported:
-            # Not queried (a request that may not be), or replayed without a query: it may still be saved.
-            self._requests.add(offers.new_request(self._engine, request)[0])
-        elif books.offer is not None:
+        if books is not None and books.offer is not None:
             books.offer.is_allocated = True
             books.offer.honoured_tokens = honoured_tokens(request)
 

@@ -15,7 +15,8 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=0)]
 def default_url() -> str:
     """A folder in the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "tracekv", "kv").absolute().as_uri()
+    # No as_uri(): fsspec takes a path as it is written, percent signs included.
+    return f"file://{Path(base, 'tracekv', 'kv').absolute()}"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ Everything else (retries, pacing, a breaker, faults in tests) wraps :class:`Stor
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import secrets
 import threading
@@ -103,6 +104,8 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> FsspecStor
             f"{hidden.hidden_in(str(error) or type(error).__name__)}. "
             f"For s3:// install tracekv[s3]; options go to TRACEKV_FSSPEC__STORAGE_OPTIONS."
         ) from None
+    if protocol in protocols.S3 and "mode" not in inspect.signature(file_system._pipe_file).parameters:
+        raise StoreUnusable("tracekv: this s3fs has no create-only writes. Install s3fs>=2024.12 (tracekv[s3]).")
     return FsspecStore(file_system, str(root), protocol, protocols.shown_url(url), hidden)
 
 

@@ -268,6 +268,15 @@ def test_a_replay_starts_afresh_on_other_pages(engines, configure):
     assert fresh.holds_its_kv(again, 0, 6)
 
 
+def test_a_request_that_was_never_queried_is_left_alone(engines, configure, records):
+    engine = engines()
+    running = engine.admit(5, prompt(4))
+    running.request.request_id = 6
+    engine.scheduler.update_state_after_alloc(running.request, list(running.pages[0]))
+    plan = engine.run_pass((running, len(running.tokens)))
+    assert (plan.loads, plan.saves) == ([], [])
+
+
 def test_a_replay_without_a_query_is_saved_from_its_new_pages(engines, configure):
     tokens = prompt(4)
     engine = engines()

@@ -14,7 +14,7 @@ from tracekv.contract import Runtime, UnknownRuntime, use_runtime
 from tracekv.settings import SettingsError, load, load_section
 from tracekv_fsspec import Scheduler, Settings, Worker
 from tracekv_fsspec.arena import ArenaTooSmall
-from tracekv_fsspec.store import StoreUnusable
+from tracekv_fsspec.store import StoreUnusable, check_usable, open_store
 
 
 @pytest.fixture
@@ -109,8 +109,10 @@ def test_settings_are_read_from_variables():
 
 
 def test_the_default_store_is_a_folder_in_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert load_section("fsspec", Settings, {}).url == (tmp_path / "tracekv" / "kv").as_uri()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
+    url = load_section("fsspec", Settings, {}).url
+    check_usable(open_store(url))
+    assert (tmp_path / "my cache" / "tracekv" / "kv").is_dir()
 
 
 def test_both_sets_of_callbacks_are_defined():
