@@ -382,20 +382,42 @@ def test_a_cancelled_load_names_its_tokens() -> None:
     assert (span.attributes["tracekv.cancel.start"], span.attributes["tracekv.cancel.end"]) == (64, 128)
 
 
-def test_an_enqueued_request_begins_there_and_links_to_its_caller() -> None:
+def test_an_enqueued_request_begins_there_and_joins_its_caller_s_trace() -> None:
     caller = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
-    root = only(spans_of([*bring_up(), Enqueued(900, REQUEST, 70, 1024, caller), queried(), finished()]), "request")
+    spans = spans_of([*bring_up(), Enqueued(900, REQUEST, 70, 1024, caller), queried(), looked_up(), finished()])
+    root, query = only(spans, "request"), only(spans, "get_num_new_matched_tokens")
 
     assert root.start_ns == EPOCH + 900
     assert root.attributes["tracekv.time.enqueued_ns"] == 100
+    assert root.trace_id == query.trace_id == bytes.fromhex("0123456789abcdef" * 2)
+    assert root.parent_span_id == bytes.fromhex("0123456789abcdef")
+    assert query.parent_span_id == root.span_id
+    assert root.links == ()
+
+
+def test_two_requests_of_one_caller_have_roots_of_their_own() -> None:
+    caller = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+    records = [record for n in (7, 8) for record in (Enqueued(900, n, 70, 1024, caller), queried(request_id=n))]
+    first, second = named(spans_of([*bring_up(), *records]), "request")
+
+    assert first.trace_id == second.trace_id
+    assert first.span_id != second.span_id
+
+
+def test_a_caller_told_after_the_first_query_is_linked() -> None:
+    caller = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+    root = only(spans_of([*bring_up(), queried(), Enqueued(1150, REQUEST, 70, 1024, caller), finished()]), "request")
+
+    assert root.parent_span_id is None
     assert root.links == [Link(bytes.fromhex("0123456789abcdef" * 2), bytes.fromhex("0123456789abcdef"))]
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-xyz-0123456789abcdef-01", f"00-{'g' * 32}-{'0' * 16}-01"])
-def test_a_trace_context_that_can_not_be_read_is_no_link(header: str) -> None:
+def test_a_trace_context_that_can_not_be_read_joins_nothing(header: str) -> None:
     root = only(spans_of([*bring_up(), Enqueued(900, REQUEST, 70, 1024, header), queried(), finished()]), "request")
 
     assert root.links == ()
+    assert root.parent_span_id is None
 
 
 def test_two_processes_traces_of_one_request_share_trace_and_root() -> None:

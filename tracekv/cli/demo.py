@@ -103,6 +103,7 @@ def _run_round(
         **os.environ,
         "TRACEKV_CONNECTOR": "fsspec",
         "TRACEKV_DETAIL": "full",
+        "TRACEKV_STEP_SAMPLE": "1",
         "TRACEKV_AGENT": "thread",
         "TRACEKV_TRACE_FILE": str(trace_file),
         "TRACEKV_FSSPEC__URL": store,

@@ -7,6 +7,10 @@ from tracekv.journal.vocabulary import Direction, Source
 from tracekv.views import ids, names
 from tracekv.views.facts import Facts, callback_name
 from tracekv.views.model import Attributes, Span, Status
+from tracekv.views.sampling import Caller, Callers, Sampler
+
+#: Derived trace ids that are kept: a request's is asked for with each of its records.
+_KEPT_TRACES = 8192
 
 
 class Context:
@@ -15,24 +19,66 @@ class Context:
     Attributes:
         run: What trace ids are derived from; settled once, before the first span of a request or step.
         detail: ``full`` or ``economy`` (the per-layer hooks as one span per layer group).
+        step_sample: A step that moves nothing of an exported request is exported once in so many.
     """
 
-    def __init__(self, facts: Facts, *, detail: str, hash_request_ids: bool, max_links: int) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        *,
+        detail: str,
+        hash_request_ids: bool,
+        max_links: int,
+        sampler: Sampler | None = None,
+        step_sample: int = 1,
+        callers: Callers | None = None,
+    ) -> None:
         self.facts = facts
         self.detail = detail
         self.hash_request_ids = hash_request_ids
         self.max_links = max_links
+        self.sampler = sampler or Sampler()
+        self.step_sample = step_sample
+        self.callers = callers or Callers()
         self.run = b""
         self._base: dict[int, tuple[str, Attributes]] = {}
+        self._derived: dict[int, bytes] = {}
 
     def settle(self) -> None:
         """Take run and rank from the facts; they may come in the middle of a journal."""
         self.run = self.facts.run
         self._base.clear()
+        self._derived.clear()
+
+    def derived_trace(self, request_id: int) -> bytes:
+        """The trace id that run id and request id make, the same in every process of the run."""
+        known = self._derived.get(request_id)
+        if known is None:
+            if len(self._derived) >= _KEPT_TRACES:
+                self._derived.clear()
+            known = self._derived[request_id] = ids.trace_id(self.run, "request", request_id)
+        return known
+
+    def caller(self, request_id: int) -> Caller | None:
+        """Who sent a request, where a journal tells."""
+        return self.callers.of(self.run, request_id)
 
     def request_trace(self, request_id: int) -> bytes:
-        """The trace id of a request, the same in every process of the run."""
-        return ids.trace_id(self.run, "request", request_id)
+        """The trace that a request's spans are in: its caller's where that is known, else the derived one."""
+        caller = self.caller(request_id)
+        return self.derived_trace(request_id) if caller is None else caller.trace_id
+
+    def request_root(self, request_id: int, part: int = 0) -> bytes:
+        """The span id of a request's root; a caller's trace may hold those of several requests."""
+        return ids.root_id(self.derived_trace(request_id), part)
+
+    def is_exported(self, request_id: int) -> bool:
+        """Whether a request's spans are exported."""
+        return self.sampler.is_exported(self.derived_trace(request_id), self.caller(request_id))
+
+    def is_sampled_step(self, step: int) -> bool:
+        """Whether a step is exported whatever it moves; every rank says the same."""
+        return (step - 1) % self.step_sample == 0 and not self.sampler.is_off
 
     def step_trace(self, step: int) -> bytes:
         """The trace id of a step, the same in every process of the run."""

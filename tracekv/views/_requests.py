@@ -35,11 +35,11 @@ _MAX_EVENTS = 128
 class _Open:
     __slots__ = ("events", "lookups", "part", "query", "root", "story", "trace")
 
-    def __init__(self, story: Story, trace: bytes, part: int) -> None:
+    def __init__(self, story: Story, trace: bytes, root: bytes, part: int) -> None:
         self.story = story
         self.trace = trace
         self.part = part
-        self.root = ids.root_id(trace, part)
+        self.root = root
         self.events: list[Event] = []
         #: Lookups whose query isn't told yet: it is written when it returns.
         self.lookups: list[Lookup] = []
@@ -72,11 +72,12 @@ class RequestTraces:
         known = self._open.get(request_id)
         if known is not None:
             return known.trace, known.root
-        trace = self._context.request_trace(request_id)
-        return trace, ids.root_id(trace)
+        return self._context.request_trace(request_id), self._context.request_root(request_id)
 
     def call(self, record: QueryCall | AllocCall | FinishCall | CancelLoadCall | RequestResetCall) -> list[Span]:
         """A scheduler callback about one request."""
+        if not self._context.is_exported(record.request_id):
+            return []
         if isinstance(record, FinishCall) and record.request_id in self._ended and record.request_id not in self._open:
             # Announced twice (contract-v2.md section 4): the story has been told.
             return [self._callback(record, *self.root(record.request_id))]
@@ -102,12 +103,17 @@ class RequestTraces:
 
     def enqueued(self, record: Enqueued) -> list[Span]:
         """A request entered the engine, where the hook for it is on."""
+        self._context.callers.learn(self._context.run, record)
+        if not self._context.is_exported(record.request_id):
+            return []
         spans, known = self._story(record.request_id, record.at_ns)
         known.story.enqueued(record)
         return spans
 
     def lookup(self, record: Lookup) -> list[Span]:
         """A connector's search: the child of its query, which is told later, when it returns."""
+        if not self._context.is_exported(record.request_id):
+            return []
         known = self._open.get(record.request_id)
         if known is None and not self._context.facts.has_scheduler:
             return [self._lookup(record, *self.root(record.request_id))]
@@ -123,6 +129,8 @@ class RequestTraces:
 
     def transferred(self, record: Transfer, step: tuple[bytes, bytes] | None) -> list[Span]:
         """KV of a request moved; linked to the step in which it did."""
+        if not self._context.is_exported(record.request_id):
+            return []
         known = self._open.get(record.request_id)
         trace, root = self.root(record.request_id)
         context, facts = self._context, self._context.facts
@@ -160,12 +168,16 @@ class RequestTraces:
 
     def store(self, record: StoreOperation, request_id: int) -> list[Span]:
         """A store operation for a request."""
+        if not self._context.is_exported(request_id):
+            return []
         return [store_span(self._context, record, *self.root(request_id))]
 
     def moment(self, record: Drop | Prefetch) -> list[Span] | None:
         """An event of an open request; a span of its own for a drop after the end; None where no request is named."""
         if record.request_id is None:
             return None
+        if not self._context.is_exported(record.request_id):
+            return []
         known = self._open.get(record.request_id)
         if known is None:
             if isinstance(record, Prefetch):
@@ -229,8 +241,9 @@ class RequestTraces:
         spans: list[Span] = []
         while len(self._open) >= self._max_open:
             spans += self._end(next(iter(self._open)), "abandoned", None)
-        story = Story(request_id, at_ns, at_ns)
-        known = _Open(story, self._context.request_trace(request_id), self._ended.get(request_id, 0))
+        story, part = Story(request_id, at_ns, at_ns), self._ended.get(request_id, 0)
+        context = self._context
+        known = _Open(story, context.request_trace(request_id), context.request_root(request_id, part), part)
         self._open[request_id] = known
         return spans, known
 
@@ -246,14 +259,19 @@ class RequestTraces:
         story = known.story
         story.outcome = outcome
         story.ended_ns = max(story.last_ns, at_ns or 0)
-        parent = ids.root_id(known.trace) if known.part else None
+        context = self._context
+        caller, derived = context.caller(request_id), context.derived_trace(request_id)
+        is_joined = caller is not None and caller.trace_id == known.trace
+        parent = context.request_root(request_id) if known.part else caller.span_id if caller and is_joined else None
         attributes = self._root_attributes(known)
         root = self._context.span(names.REQUEST, known.trace, parent, 0, story.started_ns, story.ended_ns, attributes)
         root.span_id = known.root
         root.events = known.events
-        link = _traceparent(story.traceparent)
-        if link is not None:
-            root.links = [link]
+        if caller is not None and not is_joined:
+            root.links = [Link(caller.trace_id, caller.span_id)]
+        elif is_joined and (context.facts.world or 1) > 1:
+            # A rank whose reader doesn't know the caller tells its part in the derived trace.
+            root.links = [Link(derived, ids.root_id(derived))]
         return [*spans, root]
 
     def _callback(self, record: Call, trace: bytes, root: bytes) -> Span:
@@ -372,17 +390,6 @@ class RequestTraces:
         }
         attributes.update({name: value for name, value in told.items() if value is not None})
         return attributes
-
-
-def _traceparent(header: str | None) -> Link | None:
-    """A link to the caller's span (W3C ``traceparent``), None where there is none that can be read."""
-    parts = (header or "").split("-")
-    if len(parts) < 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
-        return None
-    try:
-        return Link(bytes.fromhex(parts[1]), bytes.fromhex(parts[2]))
-    except ValueError:
-        return None
 
 
 CONCERNS_A_REQUEST = (QueryCall, AllocCall, FinishCall, CancelLoadCall, RequestResetCall)

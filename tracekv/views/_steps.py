@@ -13,6 +13,7 @@ from tracekv.journal.records import (
     IdlePolls,
     LayerHooks,
     Prefetch,
+    Record,
     StoreOperation,
     Transfer,
 )
@@ -28,21 +29,26 @@ from tracekv.views.model import Attributes, Event, Link, Span
 _OPEN_STEPS = 2
 #: Events on one step's root.
 _MAX_EVENTS = 128
+#: Records that a step keeps while nothing says yet that it is exported.
+_MAX_HELD = 64
 
 
 class _Step:
     __slots__ = (
-        "dropped_links", "end_ns", "events", "has_root", "links", "lost", "new_requests", "number", "requests",
-        "root", "scheduled_tokens", "start_ns", "tally", "trace",
+        "dropped_links", "end_ns", "events", "has_root", "held", "is_exported", "links", "lost", "new_requests", "number",
+        "requests", "root", "scheduled_tokens", "start_ns", "tally", "trace",
     )  # fmt: skip
 
-    def __init__(self, number: int, trace: bytes, start_ns: int, *, has_root: bool) -> None:
+    def __init__(self, number: int, trace: bytes, start_ns: int, *, has_root: bool, is_exported: bool) -> None:
         self.number = number
         self.trace = trace
         self.root = ids.root_id(trace)
         self.start_ns = start_ns
         self.end_ns = start_ns
         self.has_root = has_root
+        self.is_exported = is_exported
+        #: What happened in it, while it isn't exported: told if it moves something of an exported request after all.
+        self.held: list[Record] = []
         self.links: list[Link] = []
         self.dropped_links = 0
         self.requests = self.new_requests = self.scheduled_tokens = 0
@@ -71,40 +77,68 @@ class StepTraces:
 
     def call(self, record: Call) -> list[Span]:
         """A callback of a pass."""
-        attributes: Attributes = {}
-        match record:
-            case BuildCall():
-                attributes = self._built(record)
-            case BindCall():
-                self._is_enveloped = record.has_envelope
-                attributes = _bound(record)
-            case FinishedCall():
-                attributes = _polled(record)
+        if isinstance(record, BindCall):
+            self._is_enveloped = record.has_envelope
         step = self._step(record.step, record.started_ns)
         step.start_ns = min(step.start_ns, record.started_ns)
         step.end_ns = max(step.end_ns, record.ended_ns)
-        if record.callback == Callback.START_LOAD_KV:
-            attributes = step.tally.one_way(Direction.LOAD, self._context.facts)
-        elif record.callback == Callback.WAIT_FOR_SAVE:
-            attributes = step.tally.one_way(Direction.SAVE, self._context.facts)
-        span = self._context.call(record, step.trace, step.root, attributes)
-        if isinstance(record, FinishedCall):
-            span.links = self._links(record)
-        return [*self._take_ended(), span]
+        return self._take(step, record)
 
     def idle(self, record: IdlePolls) -> list[Span]:
         """Polls without an id; only a single one lies within its pass, more may last long after it."""
         step = self._step(record.step, record.first_started_ns)
         if record.count == 1:
             step.end_ns = max(step.end_ns, record.last_ended_ns)
-        return [*self._take_ended(), idle_polls(self._context, record, step.trace, step.root)]
+        return self._take(step, record)
 
     def hooks(self, record: LayerHooks) -> list[Span]:
         """The per-layer hooks of a pass: a span each, or one per layer group."""
+        times = [moment for payload in (record.waits, record.saves) for moment in _moments(payload) if moment]
+        if not times:
+            return self._take_ended()
+        step = self._step(record.step, min(times))
+        step.end_ns = max(step.end_ns, *times)
+        return self._take(step, record)
+
+    def _take(self, step: _Step, record: Call | IdlePolls | LayerHooks) -> list[Span]:
+        if step.is_exported:
+            return [*self._take_ended(), *self._tell(step, record)]
+        step.held.append(record)
+        del step.held[:-_MAX_HELD]
+        return self._take_ended()
+
+    def _tell(self, step: _Step, record: Record) -> list[Span]:
+        match record:
+            case LayerHooks():
+                return self._hook_spans(step, record)
+            case IdlePolls():
+                return [idle_polls(self._context, record, step.trace, step.root)]
+            case Call():
+                span = self._context.call(record, step.trace, step.root, self._attributes(step, record))
+                if isinstance(record, FinishedCall):
+                    span.links = self._links(record)
+                return [span]
+        return []
+
+    def _attributes(self, step: _Step, record: Call) -> Attributes:
+        match record:
+            case BuildCall():
+                return self._built(step, record)
+            case BindCall():
+                return _bound(record)
+            case FinishedCall():
+                return _polled(record)
+            case Call(callback=Callback.START_LOAD_KV):
+                return step.tally.one_way(Direction.LOAD, self._context.facts)
+            case Call(callback=Callback.WAIT_FOR_SAVE):
+                return step.tally.one_way(Direction.SAVE, self._context.facts)
+        return {}
+
+    def _hook_spans(self, step: _Step, record: LayerHooks) -> list[Span]:
         spans: list[Span] = []
         make = self._each_hook if self._context.detail == "full" else self._hooks_by_group
         for callback, payload in ((Callback.WAIT_FOR_LAYER_LOAD, record.waits), (Callback.SAVE_KV_LAYER, record.saves)):
-            times = memoryview(payload[: len(payload) // 16 * 16]).cast("q").tolist()
+            times = _moments(payload)
             # An end of 0: the hook raised, and is told by a record of its own.
             calls = [
                 (layer, started, ended)
@@ -112,10 +146,8 @@ class StepTraces:
                 if started and ended
             ]
             if calls:
-                step = self._step(record.step, calls[0][1])
-                step.end_ns = max(step.end_ns, calls[-1][2])
                 spans += make(step, callback, calls)
-        return [*self._take_ended(), *spans]
+        return spans
 
     def transferred(self, record: Transfer) -> tuple[bytes, bytes] | None:
         """Count what moved; the trace and root of its step, to link to."""
@@ -126,12 +158,18 @@ class StepTraces:
             return trace, ids.root_id(trace)
         step = self._step(record.step, record.started_ns)
         step.tally.add(record)
+        if not step.is_exported and self._context.is_exported(record.request_id):
+            step.is_exported = True
+            held, step.held = step.held, []
+            self._ended += [span for earlier in held for span in self._tell(step, earlier)]
         return step.trace, step.root
 
     def store(self, record: StoreOperation) -> list[Span]:
         """A store operation for no request in particular: in a trace of its process and the step it fell into."""
         context = self._context
         trace = ids.trace_id(context.facts.process_id, "store", self._latest)
+        if not context.sampler.is_exported(trace):
+            return []
         span = store_span(context, record, trace, None)
         if self._latest:
             step_trace = context.step_trace(self._latest)
@@ -146,6 +184,8 @@ class StepTraces:
             if isinstance(record, Prefetch):
                 return []
             trace = ids.trace_id(context.facts.process_id, "store", self._latest)
+            if not context.sampler.is_exported(trace):
+                return []
             return [context.span(names.DROP, trace, None, -5, record.at_ns, record.at_ns, drop_attributes(record))]
         if len(step.events) < _MAX_EVENTS:
             event = drop_event(context, record) if isinstance(record, Drop) else prefetch_event(context, record)
@@ -163,7 +203,8 @@ class StepTraces:
 
     def expire(self, before_ns: int) -> list[Span]:
         """End the steps that nothing has happened in since ``before_ns``."""
-        return self._end([number for number, step in self._open.items() if step.end_ns < before_ns])
+        ended = self._end([number for number, step in self._open.items() if step.end_ns < before_ns])
+        return [*self._take_ended(), *ended]
 
     def close(self) -> list[Span]:
         """End all steps."""
@@ -171,7 +212,7 @@ class StepTraces:
 
     def _end(self, numbers: list[int]) -> list[Span]:
         steps = [self._open.pop(number) for number in sorted(numbers)]
-        return [self._root(step) for step in steps if step.has_root]
+        return [self._root(step) for step in steps if step.has_root and step.is_exported]
 
     def _take_ended(self) -> list[Span]:
         ended, self._ended = self._ended, []
@@ -184,7 +225,14 @@ class StepTraces:
             has_root = number > self._latest and (self._context.facts.has_scheduler or not self._is_enveloped)
             self._latest = max(self._latest, number)
             self._ended += self._end([known for known in self._open if known <= self._latest - _OPEN_STEPS])
-            step = self._open[number] = _Step(number, self._context.step_trace(number), start_ns, has_root=has_root)
+            context = self._context
+            step = self._open[number] = _Step(
+                number,
+                context.step_trace(number),
+                start_ns,
+                has_root=has_root,
+                is_exported=context.is_sampled_step(number),
+            )
         return step
 
     def _root(self, step: _Step) -> Span:
@@ -207,18 +255,22 @@ class StepTraces:
         root.events = step.events
         return root
 
-    def _built(self, record: BuildCall) -> Attributes:
-        step = self._step(record.step, record.started_ns)
+    def _built(self, step: _Step, record: BuildCall) -> Attributes:
+        context = self._context
         step.requests = len(record.request_ids)
         step.new_requests = record.new_requests
         step.scheduled_tokens = sum(record.scheduled_tokens)
-        for request_id, tokens in zip(
-            record.request_ids[: self._context.max_links], record.scheduled_tokens, strict=False
-        ):
-            label = self._context.request_label(request_id)
+        # A link to a request that isn't exported would lead nowhere.
+        exported = [
+            pair
+            for pair in zip(record.request_ids, record.scheduled_tokens, strict=False)
+            if context.is_exported(pair[0])
+        ]
+        for request_id, tokens in exported[: context.max_links]:
+            label = context.request_label(request_id)
             attributes: Attributes = {names.REQUEST_ID: label, names.SCHEDULED_TOKENS: tokens}
             step.links.append(Link(*self._request_root(request_id), attributes))
-        step.dropped_links = len(record.request_ids) - len(step.links)
+        step.dropped_links += len(exported) - min(len(exported), context.max_links)
         groups = max((len(pages) for _, pages in record.pages), default=0)
         merged: list[list[int]] = [[] for _ in range(groups)]
         for _, pages in record.pages:
@@ -238,7 +290,7 @@ class StepTraces:
         )
         return [
             Link(*self._request_root(request_id), {names.REQUEST_ID: self._context.request_label(request_id)})
-            for request_id in list(concerned)[: self._context.max_links]
+            for request_id in [i for i in concerned if self._context.is_exported(i)][: self._context.max_links]
         ]
 
     def _each_hook(self, step: _Step, callback: int, calls: list[tuple[int, int, int]]) -> list[Span]:
@@ -282,6 +334,11 @@ class StepTraces:
             attributes = {**self._context.base(callback)[1], names.LAYER: layer, names.GROUP: group}
             known = self._hooks[callback, layer] = (group, attributes)
         return known
+
+
+def _moments(payload: bytes) -> list[int]:
+    """The numbers of a record's hook pairs."""
+    return memoryview(payload[: len(payload) // 16 * 16]).cast("q").tolist()
 
 
 def _bound(record: BindCall) -> Attributes:

@@ -31,6 +31,7 @@ from tracekv.views._requests import CONCERNS_A_REQUEST, RequestTraces
 from tracekv.views._steps import StepTraces
 from tracekv.views.facts import Facts
 from tracekv.views.model import Event, Kind, Link, Span, Status
+from tracekv.views.sampling import Callers, Sampler
 
 __all__ = ["Event", "Kind", "Link", "Span", "SpanView", "Status"]
 
@@ -51,6 +52,9 @@ class SpanView:
         hash_request_ids: Digests instead of request and client ids.
         max_links: Requests that a step's root links to; the rest is counted.
         request_timeout_s: A story in which nothing happened for so long is ended as abandoned (:meth:`expire`).
+        sampler: Which requests are exported; all by default. No span is made of one that isn't.
+        step_sample: A step is exported when it moves something of an exported request, otherwise once in so many.
+        callers: Shared by views of the same run, so that each knows the callers that any of their journals tells.
     """
 
     def __init__(
@@ -62,9 +66,20 @@ class SpanView:
         max_held: int = 8192,
         max_links: int = 128,
         request_timeout_s: float = 600.0,
+        sampler: Sampler | None = None,
+        step_sample: int = 1,
+        callers: Callers | None = None,
     ) -> None:
         self.facts = Facts()
-        self._context = Context(self.facts, detail=detail, hash_request_ids=hash_request_ids, max_links=max_links)
+        self._context = Context(
+            self.facts,
+            detail=detail,
+            hash_request_ids=hash_request_ids,
+            max_links=max_links,
+            sampler=sampler,
+            step_sample=step_sample,
+            callers=callers,
+        )
         self._requests = RequestTraces(self._context, max_requests)
         self._steps = StepTraces(self._context, self._requests.root)
         self._process = ProcessTrace(self._context)
@@ -74,6 +89,15 @@ class SpanView:
         self._timeout_ns = int(request_timeout_s * 1e9)
         self.records = 0
         self.records_lost = 0
+
+    @property
+    def detail(self) -> str:
+        """``full``, ``economy`` or ``off`` (nothing is made of what comes); may be changed at any time."""
+        return self._context.detail
+
+    @detail.setter
+    def detail(self, detail: str) -> None:
+        self._context.detail = detail
 
     @property
     def abandoned(self) -> int:
@@ -86,6 +110,8 @@ class SpanView:
         self.facts.observe(record)
         if isinstance(record, RunJoined):
             return self._release() if self._held is not None else self._settle()
+        if self._context.detail == "off":
+            return []
         if self._held is None:
             return self._view(record)
         self._held.append(record)
@@ -111,7 +137,7 @@ class SpanView:
             if now_ns - self._held_since_ns > _BRING_UP_PATIENCE_NS:
                 told = [record for record in self._held if belongs_to_process(record)]
                 self._held = [record for record in self._held if not belongs_to_process(record)]
-                spans += [span for record in told for span in self._process.feed(record)]
+                spans += [span for record in told for span in self._view(record)]
         spans += self._steps.expire(now_ns - _STEP_PATIENCE_NS)
         spans += self._requests.expire(now_ns - self._timeout_ns)
         return spans
@@ -119,7 +145,11 @@ class SpanView:
     def close(self) -> list[Span]:
         """No more records will come: end everything, open requests as abandoned."""
         spans = self._release() if self._held is not None else []
-        return [*spans, *self._process.end(), *self._requests.close(), *self._steps.close()]
+        return [*spans, *self._bring_up_ends(), *self._requests.close(), *self._steps.close()]
+
+    def _bring_up_ends(self) -> list[Span]:
+        spans = self._process.end()
+        return [] if self._context.sampler.is_off else spans
 
     def _release(self) -> list[Span]:
         held, self._held = self._held or [], None
@@ -135,7 +165,8 @@ class SpanView:
         if belongs_to_process(record):
             if isinstance(record, (RegisterCall, ConnectorWrapped)):
                 self._steps.forget_layers()
-            return self._process.feed(record)
+            told = self._process.feed(record)
+            return [] if self._context.sampler.is_off else told
         match record:
             case LayerHooks():
                 return self._steps.hooks(record)
@@ -156,11 +187,11 @@ class SpanView:
                 return self._steps.idle(record)
             case BuildCall():
                 self._requests.scheduled(record)
-                return [*self._process.end(), *self._steps.call(record)]
+                return [*self._bring_up_ends(), *self._steps.call(record)]
             case FinishedCall():
                 return [*self._steps.call(record), *self._requests.polled(record)]
             case BindCall():
-                return [*self._process.end(), *self._steps.call(record)]
+                return [*self._bring_up_ends(), *self._steps.call(record)]
             case Call():
                 return (
                     self._requests.call(record) if isinstance(record, CONCERNS_A_REQUEST) else self._steps.call(record)
