@@ -19,7 +19,7 @@ from tests.views.sample_run import (
     the_run,
     transferred,
 )
-from tracekv.journal.records import Record
+from tracekv.journal.records import CallCounts, Record
 from tracekv.journal.vocabulary import Callback, Direction, Outcome, Source, Tier
 from tracekv.views.summary import Durations, Summary, SummaryView
 
@@ -96,6 +96,15 @@ def test_idle_polls_count_each_poll_and_keep_their_sum() -> None:
     durations = summary_of([idle(count=100, longest=50)]).callbacks["worker.get_finished"].durations
 
     assert (durations.calls, durations.total_ns, durations.max_ns) == (100, 4995, 50)
+
+
+def test_calls_that_were_only_counted_are_among_the_calls() -> None:
+    counted = CallCounts(9, 1000, 2000, [(Callback.WAIT_FOR_SAVE, 3, 600, 300), (Callback.BUILD_CONNECTOR_META, 1, 50, 50)])
+    callbacks = summary_of([counted]).callbacks
+
+    assert callbacks["worker.wait_for_save"].durations.calls == 3
+    assert callbacks["worker.wait_for_save"].durations.total_ns == 600
+    assert callbacks["scheduler.build_connector_meta"].durations.max_ns == 50
 
 
 def test_an_allocation_that_does_not_tell_what_is_honoured_is_counted_apart() -> None:

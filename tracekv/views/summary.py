@@ -11,6 +11,7 @@ from tracekv.journal.records import (
     AllocCall,
     BuildCall,
     Call,
+    CallCounts,
     Drop,
     IdlePolls,
     LayerHooks,
@@ -219,7 +220,10 @@ class SummaryView:
                 summary.steps += 1
                 summary.scheduled_tokens += sum(record.scheduled_tokens)
             case IdlePolls():
-                self._polled(record)
+                self._several(Callback.GET_FINISHED, record.count, record.sum_ns, record.max_ns)
+            case CallCounts():
+                for number, calls, sum_ns, max_ns in record.callbacks:
+                    self._several(number, calls, sum_ns, max_ns)
             case LayerHooks():
                 self._hooks(Callback.WAIT_FOR_LAYER_LOAD, record.waits)
                 self._hooks(Callback.SAVE_KV_LAYER, record.saves)
@@ -251,14 +255,14 @@ class SummaryView:
         side, method = callback_name(number)
         return self.summary.callbacks.setdefault(f"{side.value}.{method}", CallbackSummary(Durations()))
 
-    def _polled(self, record: IdlePolls) -> None:
+    def _several(self, number: int, calls: int, sum_ns: int, max_ns: int) -> None:
         # Only count, sum and maximum are told: the longest as it was, the others at their mean.
-        durations = self._callback(Callback.GET_FINISHED).durations
-        durations.add(record.max_ns)
-        others = record.count - 1
+        durations = self._callback(number).durations
+        durations.add(max_ns)
+        others = calls - 1
         if others > 0:
-            total = durations.total_ns + record.sum_ns - record.max_ns
-            durations.add((record.sum_ns - record.max_ns) // others, others)
+            total = durations.total_ns + sum_ns - max_ns
+            durations.add((sum_ns - max_ns) // others, others)
             durations.total_ns = total
 
     def _hooks(self, callback: Callback, payload: bytes) -> None:
