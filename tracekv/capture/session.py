@@ -19,9 +19,10 @@ from tracekv import settings as settings_module
 from tracekv.capture.budget import Budget
 from tracekv.capture.hooks import hooks
 from tracekv.contract import UnknownRuntime, current_runtime
+from tracekv.contract.enqueue import Enqueue, subscribe, unsubscribe
 from tracekv.journal.current import Journal, current
 from tracekv.journal.directory import start_journal
-from tracekv.journal.records import RunJoined, SettingsSeen, TracerFault, TracingReduced
+from tracekv.journal.records import Enqueued, RunJoined, SettingsSeen, TracerFault, TracingReduced
 from tracekv.settings import Settings
 
 log = logging.getLogger("tracekv")
@@ -77,6 +78,10 @@ class Session:
         except UnknownRuntime:
             rank, world = -1, -1
         self.journal.write(RunJoined(run_id, rank, world))
+
+    def enqueued(self, request: Enqueue) -> None:
+        """A request entered the engine (``TRACEKV_ENQUEUE_HOOK``)."""
+        self.journal.write(Enqueued(*request))
 
     def fault(self, instrument: str, error: BaseException) -> None:
         """Report, once per instrument, that it failed and was removed."""
@@ -141,6 +146,8 @@ def session() -> Session | None:
             _session = Session(settings, journal)
             current.journal = journal
             hooks.bind(journal)
+            if settings.enqueue_hook:
+                subscribe(_session.enqueued)
             _session.start_agent()
         return _session
 
@@ -165,6 +172,7 @@ def shutdown(timeout_s: float = 2.0) -> bool:
         hooks.unbind()
     if ended is None:
         return True
+    unsubscribe(ended.enqueued)
     is_exported = ended.agent is None or ended.agent.close(timeout_s)
     ended.journal.close()
     return is_exported
@@ -174,6 +182,8 @@ def _forget_after_fork() -> None:
     # The child has no agent thread, and its records are not the parent's.
     global _session, _lock
     _lock = threading.Lock()
+    if _session is not None:
+        unsubscribe(_session.enqueued)
     _session = None
     current.journal = None
     hooks.unbind()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tracekv.contract import _base, _layout, _types
 from tracekv.contract._layout import BAD_PAGE_INDEX, valid_page_slots
 from tracekv.contract._types import LlmRequest
+from tracekv.contract.enqueue import on_enqueue
 from tracekv.contract.runtime import Runtime, UnknownRuntime, current_runtime, use_runtime
 
 _PYEXECUTOR = "tensorrt_llm._torch.pyexecutor"
@@ -71,6 +72,7 @@ __all__ = [
     "SchedulerOutput",
     "UnknownRuntime",
     "current_runtime",
+    "on_enqueue",
     "use_runtime",
     "valid_page_slots",
 ]
