@@ -300,3 +300,15 @@ def test_nothing_is_recorded_when_detail_is_off(monkeypatch):
     assert scheduler.get_num_new_matched_tokens(request(), 0) == (32, False)
     assert scheduler.build_connector_meta(SchedulerOutput()) == {"plan": 1}
     assert current.journal is None
+
+
+def test_what_the_engines_arguments_will_make_of_the_run_is_recorded(records, caplog):
+    from types import SimpleNamespace
+
+    from tracekv.journal.records import Finding
+
+    cache = SimpleNamespace(enable_block_reuse=False, enable_partial_reuse=False)
+    tracekv.trace(FlatScheduler)(SimpleNamespace(kv_cache_config=cache, disable_overlap_scheduler=True))
+    (finding,) = records(Finding)
+    assert (finding.rule, finding.severity, finding.subject) == ("L3", "problem", "kv_cache_config.enable_block_reuse")
+    assert "L3 kv_cache_config.enable_block_reuse" in caplog.text

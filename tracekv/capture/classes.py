@@ -141,6 +141,8 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
             original(self, *args, **kwargs)
             return
         recorder = Recorder(capture, os.urandom(16) if side is Side.SCHEDULER else b"")
+        if side is Side.SCHEDULER:
+            capture.lint(inner, args[0] if args else kwargs.get("llm_args"))
         started = recorder.enter_bring_up(code)
         try:
             original(self, *args, **kwargs)

@@ -20,9 +20,10 @@ from tracekv.capture.budget import Budget
 from tracekv.capture.hooks import hooks
 from tracekv.contract import UnknownRuntime, current_runtime
 from tracekv.contract.enqueue import Enqueue, subscribe, unsubscribe
+from tracekv.contract.lint import Severity, lint_arguments, lint_connector
 from tracekv.journal.current import Journal, current
 from tracekv.journal.directory import start_journal
-from tracekv.journal.records import Enqueued, RunJoined, SettingsSeen, TracerFault, TracingReduced
+from tracekv.journal.records import Enqueued, Finding, RunJoined, SettingsSeen, TracerFault, TracingReduced
 from tracekv.settings import Settings
 
 log = logging.getLogger("tracekv")
@@ -100,6 +101,19 @@ class Session:
             self.journal.write(TracerFault(perf_counter_ns(), instrument, name, where))
         except Exception as second:  # the journal itself is what failed
             log.warning("tracekv: the journal can't be written (%s)", type(second).__name__)
+
+    def lint(self, connector: type, llm_args: object) -> None:
+        """Record what the engine's arguments and the connector's code will make of the run."""
+        try:
+            findings = [*lint_connector(connector), *(lint_arguments(llm_args) if llm_args is not None else ())]
+            for found in findings:
+                self.journal.write(
+                    Finding(perf_counter_ns(), found.rule, found.severity.value, found.subject, found.what)
+                )
+                if found.severity is Severity.PROBLEM:
+                    log.warning("tracekv: %s %s: %s %s", found.rule, found.subject, found.what, found.remedy)
+        except Exception as error:
+            self.fault("lint", error)
 
     def tell_budget(self, change: TracingReduced) -> None:
         """Say that tracing takes more than its share and is reduced to counters, or is full again."""

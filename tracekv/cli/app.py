@@ -9,6 +9,7 @@ import typer
 from tracekv._version import __version__
 from tracekv.cli.bench import bench
 from tracekv.cli.demo import demo
+from tracekv.cli.doctor import doctor
 
 app = typer.Typer(
     name="tracekv",
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(doctor)
 app.add_typer(bench, name="bench")
 
 

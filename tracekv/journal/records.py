@@ -379,6 +379,22 @@ class Enqueued(Record, tag=45):
     traceparent: str | None
 
 
+class Finding(Record, tag=50):
+    """What was found at start-up about the engine's arguments or the connector's code (rules L2-L8), or by ``tracekv doctor``.
+
+    Attributes:
+        rule: Stable id of the rule or check.
+        severity: ``problem``, ``advice`` or ``note``.
+        subject: The argument, setting or place that it is about.
+    """
+
+    at_ns: int
+    rule: str
+    severity: str
+    subject: str
+    what: str
+
+
 AnyRecord = (
     ProcessStarted
     | ClockAnchor
@@ -407,6 +423,7 @@ AnyRecord = (
     | Drop
     | Prefetch
     | Enqueued
+    | Finding
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyRecord)
