@@ -95,7 +95,7 @@ def check_journal(resolved: Settings) -> Iterator[Result]:
     existing = folder
     while not existing.exists():
         existing = existing.parent
-    if not os.access(existing, os.W_OK):
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield _problem(
             "journal", str(folder), "The folder can't be written.", "Set TRACEKV_JOURNAL_DIR to one that can."
         )
@@ -139,7 +139,7 @@ def _check_running(folder: Path) -> Iterator[Result]:
     if alive:
         yield Result("engines", OK, str(folder), f"{alive} engine processes write here now")
     if len(digests) > 1:
-        ranks = "; ".join(f"rank {', '.join(sorted(of_one))}" for of_one in digests.values())
+        ranks = "; ".join(sorted(f"rank {', '.join(sorted(of_one))}" for of_one in digests.values()))
         yield _problem(
             "engines", str(folder), f"Their settings differ: {ranks}.", "Give every rank the same TRACEKV_* variables."
         )
