@@ -41,16 +41,18 @@ class LlmArgs:
 
 
 def construct(
-    scheduler_class: Callable[[Any], Any], worker_class: Callable[[Any], Any], llm_args: Any
+    scheduler_class: Callable[[Any], Any] | None, worker_class: Callable[[Any], Any], llm_args: Any
 ) -> tuple[Any, Any]:
     """Construct both halves, each in a thread of a pool, at the same time; one positional argument.
+
+    Only the leader has a scheduler: elsewhere ``scheduler_class`` is None, and so is what comes of it.
 
     Source: contract.md sections 1.1 and 3.
     """
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="tracekv-bringup") as threads:
-        scheduler = threads.submit(scheduler_class, llm_args)
+        scheduler = threads.submit(scheduler_class, llm_args) if scheduler_class is not None else None
         worker = threads.submit(worker_class, llm_args)
-        return scheduler.result(), worker.result()
+        return scheduler.result() if scheduler is not None else None, worker.result()
 
 
 def refuse(cache: PagedCache, shape: ModelShape) -> None:

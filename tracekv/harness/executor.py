@@ -1,7 +1,7 @@
 """The reference executor: the runtime's pass, call for call, on a real transformer.
 
 Not here yet, each with its place: the overlap loop (a second order of the finish phase), cancellation, replay, graph replay (a
-forward without hooks), dummy requests, and ranks as processes (the manager takes its collectives).
+forward without hooks) and dummy requests.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from tracekv.contract import Runtime, UnknownRuntime, current_runtime, use_runtime
+from tracekv.contract import Runtime, UnknownRuntime, current_runtime, on_enqueue, use_runtime
 from tracekv.harness import bringup
 from tracekv.harness.attention import Segment
 from tracekv.harness.cache import PagedCache
 from tracekv.harness.cache_v1 import CacheV1
 from tracekv.harness.cache_v2 import CacheV2
-from tracekv.harness.collectives import OneRank
+from tracekv.harness.collectives import Collectives, OneRank
 from tracekv.harness.manager import KvCacheConnectorManager
 from tracekv.harness.models import model_shape
 from tracekv.harness.requests import Batch, Request, RequestState
@@ -47,11 +47,13 @@ class Executor:
         partial_reuse: Supply a partially equal block too (V2).
         llm_args: What the connector is constructed with, by default an object of the same attributes.
         pickle_metadata: Pickle the metadata, as a broadcast to a second rank would; False hands the very object over, as
-            the runtime does with one rank.
+            the runtime does with one rank. With several it always is.
+        collectives: This rank's, where there are several: every rank runs an executor with the same arguments and
+            requests, in lock step; the connector's scheduler is constructed on rank 0 only.
 
     Attributes:
         calls: ``"scheduler.NAME"`` / ``"worker.NAME"`` -> calls made to the connector, construction aside.
-        scheduler: The connector's scheduler, or None.
+        scheduler: The connector's scheduler, or None (on ranks other than 0 too).
         worker: The connector's worker, or None.
         cache: The pages.
         passes: Forwards run.
@@ -77,6 +79,7 @@ class Executor:
         partial_reuse: bool = False,
         llm_args: Any = None,
         pickle_metadata: bool = True,
+        collectives: Collectives | None = None,
     ) -> None:
         if (scheduler_class is None) != (worker_class is None):
             raise ValueError("tracekv: a connector is a pair: give both scheduler_class and worker_class, or neither")
@@ -88,6 +91,7 @@ class Executor:
             raise ValueError(
                 f"tracekv: max_batch_tokens={max_batch_tokens} is less than a page ({tokens_per_block} tokens)"
             )
+        self._ranks: Collectives = collectives or OneRank(pickled=pickle_metadata)
         self._shape = model_shape(model)
         self.calls: Counter[str] = Counter()
         self._streams = Streams(self._shape.device)
@@ -96,17 +100,19 @@ class Executor:
         self._layer_hooks: tuple[LayerHook, LayerHook] | None = None
         if llm_args is None:
             llm_args = bringup.LlmArgs(
-                bringup.KvCacheConfig(tokens_per_block, block_reuse, partial_reuse, None, mode == "v2")
+                bringup.KvCacheConfig(tokens_per_block, block_reuse, partial_reuse, None, mode == "v2"),
+                tensor_parallel_size=self._ranks.world,
             )
         # The connector comes first, the cache next, the warm-up third; the caches are registered last.
         if scheduler_class is not None and worker_class is not None:
             _know_the_rank()
-            scheduler, worker = bringup.construct(scheduler_class, worker_class, llm_args)
+            leads = self._ranks.rank == 0
+            scheduler, worker = bringup.construct(scheduler_class if leads else None, worker_class, llm_args)
             self._forward_callable = bringup.forward_pass_callable(worker, self.calls)
             self._manager = KvCacheConnectorManager(
                 worker,
                 scheduler,
-                collectives=OneRank(pickled=pickle_metadata),
+                collectives=self._ranks,
                 current_stream=lambda: self._streams.execution,
                 calls=self.calls,
             )
@@ -134,7 +140,7 @@ class Executor:
 
     @property
     def scheduler(self) -> Any:
-        """The connector's scheduler, or None."""
+        """The connector's scheduler; None without a connector, and on ranks other than 0."""
         return self._manager.scheduler if self._manager else None
 
     @property
@@ -153,10 +159,13 @@ class Executor:
         multimodal_positions: list[int] | None = None,
         multimodal_lengths: list[int] | None = None,
         client_id: int | None = None,
+        trace_headers: Mapping[str, Any] | None = None,
     ) -> Request:
         """Queue a request; it ends after ``max_new_tokens`` greedily chosen tokens, whichever they are.
 
         LoRA ids and multimodal items only tell requests apart: the model computes the same for all of them.
+        ``trace_headers`` are the caller's (W3C trace context), for whoever listens to
+        :func:`tracekv.contract.on_enqueue`; the leader tells it.
 
         Raises:
             ValueError: A request that could never run.
@@ -183,6 +192,8 @@ class Executor:
         )
         self._scheduler.check(request)
         self._next_id += 1
+        if self._ranks.rank == 0:
+            on_enqueue(request.request_id, client_id, prompt_tokens, trace_headers)
         self._incoming.append(request)
         return request
 

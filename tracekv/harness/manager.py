@@ -264,11 +264,12 @@ class KvCacheConnectorManager:
         everywhere = self._ranks.allgather((list(local.saving), list(local.loading)))
         done_saving = set.intersection(*(set(saving) for saving, _ in everywhere))
         done_loading = set.intersection(*(set(loading) for _, loading in everywhere))
-        for request_id in done_loading:
+        # Sorted, since every rank frees pages in this order, and the leader's page slots count on every rank.
+        for request_id in sorted(done_loading):
             request = local.loading.pop(request_id)
             request.state = RequestState.CONTEXT_INIT
             self.finished_async_loading_requests[request_id] = request
-        return [local.saving.pop(request_id) for request_id in done_saving]
+        return [local.saving.pop(request_id) for request_id in sorted(done_saving)]
 
     def get_pending_transfer_requests(self) -> list[Request]:
         """Requests with an asynchronous transfer at any stage."""

@@ -59,7 +59,7 @@ class ModelRunner:
             for pool in pools
             for index, layer in enumerate(pool.shape.layer_ids)
         }
-        self._layers = _decoder_layers(model, len(shape.layers))
+        self._layers = decoder_layers(model, len(shape.layers))
 
     def forward(
         self,
@@ -111,7 +111,7 @@ class ModelRunner:
         return torch.tensor([list(values)], dtype=torch.long, device=self._shape.device)
 
 
-def _decoder_layers(model: Any, count: int) -> list[tuple[Any, Any]]:
+def decoder_layers(model: Any, count: int) -> list[tuple[Any, Any]]:
     """Each decoder layer with its attention module, in the order of the layers.
 
     A decoder layer is the member of a module list that has an attention module (one that knows its ``layer_idx``) inside.

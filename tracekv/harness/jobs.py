@@ -1,0 +1,116 @@
+"""What the ranks of an engine are asked to do, and what becomes of it. All of it can be pickled."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request to submit; ``options`` are further arguments of :meth:`Executor.submit`."""
+
+    tokens: Sequence[int]
+    max_new_tokens: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """An engine and its requests: the same on every rank.
+
+    Attributes:
+        rounds: The prompts of a round are submitted together; a round begins when the one before it is done.
+        preset, seed, model_options: Arguments of :func:`build_model`.
+        checkpoint: A local checkpoint to load in place of a preset.
+        executor_options: Arguments of :class:`Executor`.
+        scheduler, worker: The connector's classes, ``package.module:Class``; both None: no connector.
+        traced: Trace them with :func:`tracekv.trace`; the session ends with the job.
+        environ: Variables that are set while the job runs.
+        observe: ``package.module:function``, called with the executor when all is done; its answer (picklable) is
+            :attr:`RankResult.observed`.
+    """
+
+    rounds: Sequence[Sequence[Prompt]]
+    preset: str = "llama"
+    seed: int = 0
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+    executor_options: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: str | None = None
+    worker: str | None = None
+    traced: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+    observe: str | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of a request on one rank; ``error`` is ``Type: message`` where it failed. See :class:`Request`."""
+
+    request_id: int
+    tokens: list[int]
+    first_logits: torch.Tensor | None
+    device_tokens: int
+    honoured_tokens: int
+    passes: list[tuple[int, int]]
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank tells: its requests in the order of the job, and the calls made to its half of the connector."""
+
+    rank: int
+    requests: list[Served]
+    calls: dict[str, int]
+    observed: Any = None
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank has no result.
+
+    Attributes:
+        kind: ``raised`` (``what``: type and message), ``died`` (its exit), ``blocked`` (the collective in which it waited for
+            a rank that doesn't come) or ``unfinished`` (where it was when the time was over).
+        trace: The traceback, where it raised.
+    """
+
+    rank: int
+    kind: Literal["raised", "died", "blocked", "unfinished"]
+    what: str
+    trace: str = ""
+
+    def __str__(self) -> str:
+        verb = {"raised": "raised", "died": "ended with", "blocked": "waits in", "unfinished": "isn't done: it is"}
+        return f"rank {self.rank} {verb[self.kind]} {self.what}"
+
+
+class RanksFailed(RuntimeError):
+    """At least one rank failed, and all were ended.
+
+    Attributes:
+        failures: By rank, those that have no result.
+    """
+
+    def __init__(self, failures: Mapping[int, RankFailure]) -> None:
+        self.failures = dict(failures)
+        order = ("died", "raised", "unfinished", "blocked")
+        told = sorted(self.failures.values(), key=lambda failure: (order.index(failure.kind), failure.rank))
+        super().__init__(f"tracekv: {'; '.join(map(str, told))}. All ranks were ended.")
+        for failure in told:
+            if failure.trace:
+                self.add_note(f"rank {failure.rank}:\n{failure.trace}")
+
+
+def exit_of(code: int | None) -> str:
+    """A process's exit code in words."""
+    if code is not None and code < 0:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"exit code {code}"
