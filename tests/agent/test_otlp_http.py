@@ -176,7 +176,7 @@ def test_the_environment_decides_whether_spans_are_sent(environ: dict[str, str],
 
 
 def test_another_protocol_is_refused_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
 
     assert not otlp_endpoint_is_set(environ)
     assert "http/protobuf" in caplog.text

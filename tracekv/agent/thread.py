@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic, perf_counter_ns
-from typing import ParamSpec, Protocol
+from typing import Protocol
 
 from tracekv.agent.exporters import Exporter
-from tracekv.journal.records import ProcessStarted, Record
+from tracekv.agent.feed import Feed, Guard, View
+from tracekv.agent.listeners import Listener
+from tracekv.journal.layout import detail_of
+from tracekv.journal.reader import RingReader
+from tracekv.journal.records import Record
 from tracekv.settings import Settings
-from tracekv.views.model import Attributes, AttributeValue, Span
-from tracekv.views.spans import SpanView
-
-P = ParamSpec("P")
-_log = logging.getLogger("tracekv")
+from tracekv.views.model import AttributeValue, Span
+from tracekv.views.sampling import Sampler
 
 _INTERVAL_S = 0.1
-_EXPIRE_EVERY_S = 1.0
 #: Spans of one export.
 _BATCH = 512
+#: Reads of one turn at most: a writer that is faster than the views must not keep a turn from ending.
+_READS = 16
 
 
 class ReadableJournal(Protocol):
@@ -29,16 +30,6 @@ class ReadableJournal(Protocol):
 
     def read(self, cursor: int) -> tuple[list[Record], int, int]:
         """Records from ``cursor`` on, the cursor to go on from, and how many were overwritten unread."""
-
-
-class View(Protocol):
-    """Something else that wants to see each record, on the feeding thread."""
-
-    def feed(self, record: Record) -> object:
-        """Take one record."""
-
-    def lost(self, count: int) -> None:
-        """``count`` records were overwritten unread."""
 
 
 class FeedThread:
@@ -49,9 +40,8 @@ class FeedThread:
 
     Args:
         views: Further views that see each record.
-
-    Attributes:
-        faults: Errors of views and exporters that were swallowed.
+        sampler: Which requests are exported; all by default.
+        listeners: Ticked between reads, and closed at the end.
     """
 
     def __init__(
@@ -62,17 +52,19 @@ class FeedThread:
         *,
         resource: Mapping[str, AttributeValue] | None = None,
         views: Sequence[View] = (),
+        sampler: Sampler | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self._journal = journal
+        self._listeners = listeners
         self._exporters = exporters
-        self._resource: Attributes = dict(resource or {"service.name": "tracekv"})
-        self._spans = SpanView(detail=settings.detail, hash_request_ids=settings.hash_request_ids)
-        self._views = views
-        self.faults = 0
-        self._has_reported = False
+        self._detail = settings.detail
+        self._guard = Guard()
+        self._feed = Feed(
+            settings, resource or {"service.name": "tracekv"}, sampler=sampler, views=views, guard=self._guard
+        )
         self._cursor = 0
         self._batch: list[Span] = []
-        self._expired_at = monotonic()
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._wanted = 0
@@ -86,7 +78,12 @@ class FeedThread:
     @property
     def records_lost(self) -> int:
         """Records overwritten before they were read."""
-        return self._spans.records_lost
+        return self._feed.view.records_lost
+
+    @property
+    def faults(self) -> int:
+        """Errors of views and exporters that were swallowed."""
+        return self._guard.faults
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Read, view and export everything written before the call; False where that took longer than ``timeout_s``."""
@@ -122,13 +119,13 @@ class FeedThread:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closing or self._wanted > self._done, _INTERVAL_S)
                 is_closing, wanted = self._is_closing, self._wanted
-            self._guarded(self._read)
-            if monotonic() - self._expired_at >= _EXPIRE_EVERY_S:
-                self._expired_at = monotonic()
-                self._guarded(self._expire)
+            self._guard(self._read)
+            self._batch += self._feed.expire(perf_counter_ns())
+            for listener in self._listeners:
+                self._guard(listener.tick)
             if is_closing:
-                self._guarded(self._close_views)
-            self._guarded(self._export)
+                self._batch += self._feed.end()
+            self._export()
             if is_closing:
                 self._close_exporters()
             with self._changed:
@@ -137,52 +134,26 @@ class FeedThread:
                 self._changed.notify_all()
 
     def _read(self) -> None:
-        records, self._cursor, lost = self._journal.read(self._cursor)
-        if lost:
-            for view in (self._spans, *self._views):
-                view.lost(lost)
-        for record in records:
-            self._guarded(self._feed, record)
-            if len(self._batch) >= _BATCH:
-                self._guarded(self._export)
-
-    def _feed(self, record: Record) -> None:
-        if isinstance(record, ProcessStarted):
-            self._resource |= {
-                "service.instance.id": record.process_id.hex(),
-                "process.pid": record.pid,
-                "host.name": record.host,
-            }
-        for view in self._views:
-            self._guarded(view.feed, record)
-        self._batch += self._spans.feed(record)
-
-    def _expire(self) -> None:
-        self._batch += self._spans.expire(perf_counter_ns())
-
-    def _close_views(self) -> None:
-        self._batch += self._spans.close()
+        if isinstance(self._journal, RingReader):
+            self._feed.view.detail = detail_of(self._journal.control()) or self._detail
+        for _ in range(_READS):
+            records, self._cursor, lost = self._journal.read(self._cursor)
+            if lost:
+                self._feed.lost(lost)
+            for record in records:
+                self._batch += self._feed.take(record)
+                if len(self._batch) >= _BATCH:
+                    self._export()
+            if not records or (self._is_closing and monotonic() > self._close_by):
+                return
 
     def _export(self) -> None:
         batch, self._batch = self._batch, []
         for start in range(0, len(batch), _BATCH):
             for exporter in self._exporters:
-                self._guarded(exporter.export, batch[start : start + _BATCH], self._resource)
+                self._guard(exporter.export, batch[start : start + _BATCH], self._feed.resource)
 
     def _close_exporters(self) -> None:
-        for exporter in self._exporters:
-            self._guarded(exporter.close, max(0.0, self._close_by - monotonic()))
-
-    def _guarded(self, work: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:
-        try:
-            work(*arguments, **named)
-        except Exception as error:  # a reader's fault must not end the reading
-            self.faults += 1
-            if not self._has_reported:
-                self._has_reported = True
-                _log.warning(
-                    "tracekv: the agent failed in %s (%s) and goes on; further failures are counted",
-                    getattr(work, "__qualname__", work),
-                    type(error).__name__,
-                    exc_info=error,
-                )
+        closers = [*(exporter.close for exporter in self._exporters), *(listener.close for listener in self._listeners)]
+        for close in closers:
+            self._guard(close, max(0.0, self._close_by - monotonic()))
