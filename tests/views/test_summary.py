@@ -99,7 +99,9 @@ def test_idle_polls_count_each_poll_and_keep_their_sum() -> None:
 
 
 def test_calls_that_were_only_counted_are_among_the_calls() -> None:
-    counted = CallCounts(9, 1000, 2000, [(Callback.WAIT_FOR_SAVE, 3, 600, 300), (Callback.BUILD_CONNECTOR_META, 1, 50, 50)])
+    counted = CallCounts(
+        9, 1000, 2000, [(Callback.WAIT_FOR_SAVE, 3, 600, 300), (Callback.BUILD_CONNECTOR_META, 1, 50, 50)]
+    )
     callbacks = summary_of([counted]).callbacks
 
     assert callbacks["worker.wait_for_save"].durations.calls == 3
