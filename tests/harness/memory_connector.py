@@ -1,11 +1,18 @@
-"""A minimal correct connector: whole blocks in a dictionary, both request lists read, keys by group and whole prefix."""
+"""A minimal correct connector: whole blocks in a dictionary, both request lists read, keys by group and whole prefix.
+
+It tells what it transfers; that is recorded where the pair is traced.
+"""
 
 from __future__ import annotations
 
+from time import perf_counter_ns
+
 import torch
 
+import tracekv
 from tracekv.contract import KvCacheConnectorScheduler, KvCacheConnectorWorker, valid_page_slots
 from tracekv.contract.reading import layout_of, layout_of_tensor, new_block_ids
+from tracekv.journal.vocabulary import Direction, Tier
 
 BLOCK = 32
 
@@ -67,7 +74,7 @@ def memory_pair(store, *, offered=None, after_load=None):
 
         def pages(self, data, tokens, lists, start, end):
             return [
-                ((data.cache_salt, group, tuple(tokens[: (ordinal + 1) * BLOCK])), group, slot)
+                (data.request_id, (data.cache_salt, group, tuple(tokens[: (ordinal + 1) * BLOCK])), group, slot)
                 for group, slots in enumerate(lists)
                 for ordinal, slot in valid_page_slots(slots)
                 if start <= ordinal * BLOCK < end
@@ -95,9 +102,11 @@ def memory_pair(store, *, offered=None, after_load=None):
             return region.slots()[slot]
 
         def start_load_kv(self, stream):
-            for key, group, slot in self._metadata[0]:
+            for request_id, key, group, slot in self._metadata[0]:
+                started = perf_counter_ns()
                 self.page(group, slot).copy_(store[key])
                 self.loaded_pages += 1
+                self.tell(Direction.LOAD, request_id, group, slot, started)
                 if after_load:
                     after_load(group, self.page(group, slot).view(torch.float32))
 
@@ -108,8 +117,14 @@ def memory_pair(store, *, offered=None, after_load=None):
             pass
 
         def wait_for_save(self, stream):
-            for key, group, slot in self._metadata[1]:
+            for request_id, key, group, slot in self._metadata[1]:
+                started = perf_counter_ns()
                 store.setdefault(key, self.page(group, slot).clone())
+                self.tell(Direction.SAVE, request_id, group, slot, started)
+
+        def tell(self, direction, request_id, group, slot, started):
+            nbytes = self.page(group, slot).nbytes
+            tracekv.transfer(direction, request_id, group, [slot], nbytes, Tier.HOST, started, perf_counter_ns())
 
         def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
             return [], []

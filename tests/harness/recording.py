@@ -43,11 +43,16 @@ def plain(value):
         return {"req": value.request_id}
     if hasattr(value, "record_event"):
         return "stream"
-    return value
+    return value if value is None or isinstance(value, (bool, int, float, str, dict)) else f"<{type(value).__name__}>"
+
+
+def raised(error):
+    """An exception as the golden traces write it, but for the identifiers that its message names."""
+    return {"type": type(error).__name__, "first_words": " ".join(str(error).split()[:4])}
 
 
 class Recorder:
-    """What reached a connector, in order; ``answers[method]`` are the answers of its next calls."""
+    """What reached a connector, in order; ``answers[method]`` are the answers of its next calls, or what they raise."""
 
     def __init__(self, answers=None):
         self.calls = []
@@ -58,6 +63,9 @@ class Recorder:
         default["get_num_new_matched_tokens"] = (0, False)
         script = self.answers[method]
         answer = script.popleft() if script else default.get(method)
+        if isinstance(answer, Exception):
+            self.calls.append({"on": on, "m": method, "args": plain(args), "raised": raised(answer)})
+            raise answer
         self.calls.append({"on": on, "m": method, "args": plain(args), "ret": plain(answer)})
         return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import pytest
@@ -22,6 +23,7 @@ LOOPS = {
     "d": {1: (184, 12, [56])},
     "e1": {1: (96, 2, [32, 32])},
     "e2": {1: (96, 2, [32, 32]), 2: (64, 6, [64])},
+    "g1": {1: (64, 1, [64])},
 }
 
 
@@ -48,15 +50,35 @@ class FakeCache:
         return [request.request_id * 100 + ordinal for ordinal in range((request.num_tokens - 1) // BLOCK)]
 
 
+class Locked:
+    """Metadata that can't be pickled."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def answer_of(call):
+    """What the connector did in the trace: answered, or raised."""
+    if "raised" in call:
+        return {"ValueError": ValueError}[call["raised"]["type"]](call["raised"]["first_words"] + " connector")
+    return Locked() if call["ret"] == "<Locked>" else call["ret"]
+
+
 class Driver:
     """Does a scenario's steps to our manager and keeps what the loop around it keeps."""
 
-    def __init__(self, name, forms):
-        self.loop = LOOPS[name]
+    def __init__(self, name, forms, collectives=None):
+        self.loop = LOOPS.get(name, LOOPS["g1"])
         self.recorder = Recorder()
         scheduler, worker = recording_pair(self.recorder, forms)
         stream = HostStream("execution")
-        self.manager = KvCacheConnectorManager(worker(None), scheduler(None), current_stream=lambda: stream)
+        leads = collectives is None or collectives.rank == 0
+        self.manager = KvCacheConnectorManager(
+            worker(None),
+            scheduler(None) if leads else None,
+            collectives=collectives,
+            current_stream=lambda: stream,
+        )
         self.cache = FakeCache(grouped=name in ("c1", "c2", "d", "e2"))
         self.requests = {}
         for request_id, (length, outputs, widths) in self.loop.items():
@@ -85,7 +107,7 @@ class Driver:
 
     def do(self, step):
         for call in step.get("calls", []):
-            self.recorder.answers[call["m"]].append(call["ret"])
+            self.recorder.answers[call["m"]].append(answer_of(call))
         self.recorder.calls = []
         side, verb = step["do"].split(".")
         if verb == "build_scheduler_output":
@@ -130,6 +152,8 @@ class Driver:
             "new.loading": manager.new_async_requests.loading,
             "pending.saving": manager.pending_async_requests.saving,
             "pending.loading": manager.pending_async_requests.loading,
+            "local_finished.saving": manager.local_finished_async_requests.saving,
+            "local_finished.loading": manager.local_finished_async_requests.loading,
             "finished_loading": manager.finished_async_loading_requests,
         }
         return {name: sorted(table) for name, table in tables.items() if table}
@@ -139,7 +163,7 @@ def comparable(calls):
     """Id lists of ``get_finished`` are built from sets: their order says nothing."""
     out = []
     for call in calls:
-        if call["m"] == "get_finished":
+        if call["m"] == "get_finished" and "ret" in call:
             call = {**call, "args": [sorted(ids) for ids in call["args"]], "ret": [sorted(ids) for ids in call["ret"]]}
         out.append(call)
     return out

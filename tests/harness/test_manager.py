@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import pickle
-import threading
 from types import SimpleNamespace
 
 import pytest
 
 from tests.harness.recording import Recorder, recording_pair, scenario
+from tests.harness.two_threads import on_two_ranks
 from tracekv.harness.collectives import OneRank
 from tracekv.harness.manager import KvCacheConnectorManager
 from tracekv.harness.requests import Batch, Request
@@ -14,31 +13,6 @@ from tracekv.harness.requests import Batch, Request
 
 class Meta:
     """Metadata that is equal to nothing but itself."""
-
-
-class TwoRanks:
-    """Two threads that exchange pickles, as processes would."""
-
-    def __init__(self, rank, shared):
-        self.rank, self.world = rank, 2
-        self._shared = shared
-
-    @staticmethod
-    def shared():
-        return SimpleNamespace(barrier=threading.Barrier(2, timeout=20), slots=[None, None])
-
-    def broadcast(self, value):
-        return pickle.loads(self._exchange(value)[0])
-
-    def allgather(self, value):
-        return [pickle.loads(data) for data in self._exchange(value)]
-
-    def _exchange(self, value):
-        self._shared.slots[self.rank] = pickle.dumps(value)
-        self._shared.barrier.wait()
-        values = list(self._shared.slots)
-        self._shared.barrier.wait()
-        return values
 
 
 class Counting(OneRank):
@@ -75,13 +49,13 @@ def hand_over(manager):
 
 def test_the_bound_metadata_is_the_very_object_with_one_rank_and_a_copy_with_two():
     meta = Meta()
-    shared = TwoRanks.shared()
-    managers = [make_manager(TwoRanks(rank, shared), metadata=meta)[0] for rank in range(2)]
-    threads = [threading.Thread(target=hand_over, args=(manager,)) for manager in managers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    managers = {}
+
+    def rank_main(ranks):
+        managers[ranks.rank], _ = make_manager(ranks, metadata=meta)
+        hand_over(managers[ranks.rank])
+
+    on_two_ranks(rank_main)
 
     counting = Counting()
     alone, _ = make_manager(counting, metadata=meta)
@@ -90,7 +64,7 @@ def test_the_bound_metadata_is_the_very_object_with_one_rank_and_a_copy_with_two
     hand_over(alone)
     alone.request_finished(request, [0])
     alone.get_finished()
-    assert all(isinstance(manager.worker.bound, Meta) for manager in managers)
+    assert all(isinstance(manager.worker.bound, Meta) for manager in managers.values())
     assert {
         "rank 0 of 2": managers[0].worker.bound is meta,
         "rank 1 of 2": managers[1].worker.bound is meta,

@@ -20,8 +20,7 @@ COLLECTIVES = ("", "broadcast", "allgather", "all_reduce", "allgather of the con
 def meeting_point(port: int = 0) -> Any:
     """The store at which the ranks find each other: joined at ``port``, or opened (0) on one that the system chooses."""
     is_new = port == 0
-    store = dist.TCPStore("127.0.0.1", port, is_master=is_new, wait_for_workers=False)  # type: ignore[attr-defined]
-    return store
+    return dist.TCPStore("127.0.0.1", port, is_master=is_new, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 class PeerLost(RuntimeError):

@@ -92,18 +92,29 @@ class RankFailure:
         return f"rank {self.rank} {verb[self.kind]} {self.what}"
 
 
+@dataclass(frozen=True)
+class Remark:
+    """An error that a rank logged and went on from, such as a forward that failed."""
+
+    rank: int
+    what: str
+
+
 class RanksFailed(RuntimeError):
     """At least one rank failed, and all were ended.
 
     Attributes:
         failures: By rank, those that have no result.
+        remarks: What ranks logged before.
     """
 
-    def __init__(self, failures: Mapping[int, RankFailure]) -> None:
+    def __init__(self, failures: Mapping[int, RankFailure], remarks: Sequence[Remark] = ()) -> None:
         self.failures = dict(failures)
+        self.remarks = list(remarks)
         order = ("died", "raised", "unfinished", "blocked")
         told = sorted(self.failures.values(), key=lambda failure: (order.index(failure.kind), failure.rank))
-        super().__init__(f"tracekv: {'; '.join(map(str, told))}. All ranks were ended.")
+        before = "".join(f" Before, on rank {remark.rank}: {remark.what}." for remark in remarks)
+        super().__init__(f"tracekv: {'; '.join(map(str, told))}. All ranks were ended.{before}")
         for failure in told:
             if failure.trace:
                 self.add_note(f"rank {failure.rank}:\n{failure.trace}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import pickle
 import signal
@@ -19,7 +20,7 @@ from tracekv.contract import Runtime, use_runtime
 from tracekv.harness.executor import Executor
 from tracekv.harness.gloo import GlooRanks, PeerLost
 from tracekv.harness.heads import keep_heads
-from tracekv.harness.jobs import RankFailure, RankJob, RankResult, Served
+from tracekv.harness.jobs import RankFailure, RankJob, RankResult, Remark, Served
 from tracekv.harness.models import build_model, load_model
 from tracekv.harness.requests import Request
 
@@ -31,6 +32,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its ranks
     torch.set_num_threads(1)  # the ranks share the machine's cores
     ranks = GlooRanks(rank, world, port, whereabouts, timeout_s)
+    logging.getLogger("tracekv.harness").addHandler(_Remarks(rank, launcher))
     use_runtime(Runtime(rank, world, socket.gethostname(), ranks.connector_allgather))
     while (job := _next(launcher)) is not None:
         answer: RankResult | RankFailure
@@ -45,6 +47,21 @@ def main(
             payload = pickle.dumps(RankFailure(rank, "raised", what, traceback.format_exc()))
         launcher.send_bytes(payload)
     ranks.leave()
+
+
+class _Remarks(logging.Handler):
+    """Lets the launcher know what went wrong in a rank that goes on: its peers may not."""
+
+    def __init__(self, rank: int, launcher: Connection) -> None:
+        super().__init__(logging.ERROR)
+        self._rank = rank
+        self._launcher = launcher
+
+    def emit(self, record: logging.LogRecord) -> None:
+        what = record.getMessage().removeprefix("tracekv: ")
+        if record.exc_info and record.exc_info[1] is not None:
+            what += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
+        self._launcher.send_bytes(pickle.dumps(Remark(self._rank, what)))
 
 
 def _next(launcher: Connection) -> RankJob | None:

@@ -21,9 +21,9 @@ from typing import Any
 
 from tracekv.harness import rank_process
 from tracekv.harness.gloo import COLLECTIVES, meeting_point
-from tracekv.harness.jobs import Prompt, RankFailure, RankJob, RankResult, RanksFailed, Served, exit_of
+from tracekv.harness.jobs import Prompt, RankFailure, RankJob, RankResult, RanksFailed, Remark, Served, exit_of
 
-__all__ = ["Prompt", "RankFailure", "RankJob", "RankResult", "Ranks", "RanksFailed", "Served", "run_ranks"]
+__all__ = ["Prompt", "RankFailure", "RankJob", "RankResult", "Ranks", "RanksFailed", "Remark", "Served", "run_ranks"]
 
 _POLL_S = 0.1
 #: So long without a change, all of those that aren't done inside collectives: they wait for each other.
@@ -92,10 +92,11 @@ class Ranks:
                 continue
         results: dict[int, RankResult] = {}
         failures: dict[int, RankFailure] = {}
-        self._collect(results, failures, self._timeout_s if timeout_s is None else timeout_s)
+        remarks: list[Remark] = []
+        self._collect(results, failures, remarks, self._timeout_s if timeout_s is None else timeout_s)
         if failures:
             self._end()
-            raise RanksFailed(failures)
+            raise RanksFailed(failures, remarks)
         return [results[rank] for rank in range(self.world)]
 
     def close(self) -> None:
@@ -123,13 +124,21 @@ class Ranks:
 
     # -- waiting for answers ---------------------------------------------------------------------------------------
 
-    def _collect(self, results: dict[int, RankResult], failures: dict[int, RankFailure], timeout_s: float) -> None:
+    def _collect(
+        self,
+        results: dict[int, RankResult],
+        failures: dict[int, RankFailure],
+        remarks: list[Remark],
+        timeout_s: float,
+    ) -> None:
         now = changed_at = monotonic()
         deadline = now + timeout_s
         seen: list[int] = []
         while waiting := [rank for rank in range(self.world) if rank not in results and rank not in failures]:
             for answer in self._receive(waiting):
-                if isinstance(answer, RankResult):
+                if isinstance(answer, Remark):
+                    remarks.append(answer)
+                elif isinstance(answer, RankResult):
                     results[answer.rank] = answer
                 else:
                     failures[answer.rank] = answer
@@ -143,11 +152,11 @@ class Ranks:
             elif now > deadline:
                 failures |= {rank: self._unfinished(rank, timeout_s) for rank in waiting}
 
-    def _receive(self, waiting: Iterable[int]) -> list[RankResult | RankFailure]:
+    def _receive(self, waiting: Iterable[int]) -> list[RankResult | RankFailure | Remark]:
         sentinels = {rank: self._processes[rank].sentinel for rank in waiting}
         pipes = {rank: self._pipes[rank] for rank in waiting}
         ready = connection.wait([*pipes.values(), *sentinels.values()], _POLL_S)
-        answers: list[RankResult | RankFailure] = []
+        answers: list[RankResult | RankFailure | Remark] = []
         for rank in waiting:
             if pipes[rank] not in ready and sentinels[rank] not in ready:
                 continue
