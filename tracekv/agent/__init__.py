@@ -61,10 +61,17 @@ def start_agent(journal: Journal | ReadableJournal, settings: Settings) -> Agent
 
 
 def _start_thread(journal: ReadableJournal, path: Path | None, settings: Settings) -> FeedThread | None:
-    from tracekv.agent.exporters import Exporter, OtlpExporter, TraceFileExporter, otlp_endpoint_is_set
-    from tracekv.agent.listeners import Listener, MetricsListener, has_metrics, views_of
-    from tracekv.agent.logs import LogListener, host_logger
     from tracekv.agent.state import ENDED, EXPORTERS, Mark, StateFile
+
+    if path is not None:
+        # An agent of this directory, now or later, finds that this journal is not for it.
+        state = StateFile(path)
+        for name in EXPORTERS:
+            state.set_mark(name, Mark(0, ENDED))
+        state.close()
+    from tracekv.agent.exporters import Exporter, OtlpExporter, TraceFileExporter, otlp_endpoint_is_set
+    from tracekv.agent.listeners import Listener, MetricsListener, ViewOf
+    from tracekv.agent.logs import LogListener, host_logger
     from tracekv.agent.thread import FeedThread
     from tracekv.agent.transport import sdk_resource
     from tracekv.journal.reader import RingReader
@@ -79,16 +86,12 @@ def _start_thread(journal: ReadableJournal, path: Path | None, settings: Setting
             exporters.append(OtlpExporter())
         except Exception as error:  # an engine must start without its tracing
             _log.warning("tracekv: no spans are sent over OTLP: %s", error)
-    listeners: list[Listener] = [LogListener(host_logger(), hash_request_ids=settings.hash_request_ids)]
-    if has_metrics():
-        listeners.append(MetricsListener(settings, resource))
     if path is None:
         return FeedThread(journal, settings, exporters, resource=resource, sampler=sampler_from(os.environ))
-    # An agent that comes later finds that this journal is not for it.
-    state = StateFile(path)
-    for name in EXPORTERS:
-        state.set_mark(name, Mark(0, ENDED))
-    state.close()
+    listeners: list[Listener] = [
+        LogListener(host_logger(), hash_request_ids=settings.hash_request_ids),
+        MetricsListener(settings, resource, exporters),
+    ]
     reader = RingReader(path)
     return FeedThread(
         reader,
@@ -96,7 +99,7 @@ def _start_thread(journal: ReadableJournal, path: Path | None, settings: Setting
         exporters,
         resource=resource,
         sampler=sampler_from(os.environ),
-        views=views_of(listeners, reader.facts),
+        views=[ViewOf(listener, reader.facts) for listener in listeners],
         listeners=listeners,
     )
 

@@ -86,12 +86,8 @@ class Feed:
         self._guard = guard or Guard()
         self._expired = 0
 
-    def take(self, record: Record, *, is_new: bool = True) -> list[Span]:
-        """The spans that ``record`` finishes.
-
-        Args:
-            is_new: False for a record that an earlier reader has fed to the other views.
-        """
+    def take(self, record: Record) -> list[Span]:
+        """The spans that ``record`` finishes."""
         spans = self.expire(getattr(record, "ended_ns", 0))
         if isinstance(record, ProcessStarted):
             self.resource |= {
@@ -99,9 +95,8 @@ class Feed:
                 "process.pid": record.pid,
                 "host.name": record.host,
             }
-        if is_new:
-            for view in self._views:
-                self._guard(view.feed, record)
+        for view in self._views:
+            self._guard(view.feed, record)
         made = self._guard(self.view.feed, record)
         return spans + made if made else spans
 

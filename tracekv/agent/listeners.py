@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from tracekv.agent.feed import View
+from tracekv.agent.exporters import Exporter
 from tracekv.journal.layout import JournalFacts
 from tracekv.journal.records import Record
 from tracekv.settings import Settings
@@ -17,58 +15,58 @@ from tracekv.views.model import AttributeValue
 class Listener(Protocol):
     """Told of records in each process's order, on the reading thread; ``source`` says whose they are."""
 
-    def feed(self, source: JournalFacts, record: Record) -> object:
-        """Take one record."""
+    def feed_all(self, source: JournalFacts, records: Iterable[Record]) -> None:
+        """Take records."""
 
     def lost(self, source: JournalFacts, count: int) -> None:
         """``count`` records of ``source`` were overwritten unread."""
 
+    def journal(self, source: JournalFacts, *, bytes_written: int = 0, undecodable: int = 0) -> None:
+        """What is known of the journal beside its records, since it began."""
+
+    def ended(self, source: JournalFacts) -> None:
+        """No more records of ``source`` will come."""
+
     def tick(self) -> None:
         """Called again and again, also while nothing comes."""
 
-    def close(self, timeout_s: float) -> object:
+    def close(self, timeout_s: float = 2.0) -> object:
         """No more will come; wait no longer than ``timeout_s``."""
 
 
-class _ViewOf:
+class ViewOf:
     """A listener as a view of one journal."""
 
     def __init__(self, listener: Listener, source: JournalFacts) -> None:
         self._listener = listener
         self._source = source
 
-    def feed(self, record: Record) -> object:
-        """See :class:`Listener`."""
-        return self._listener.feed(self._source, record)
+    def feed(self, record: Record) -> None:
+        """Take one record."""
+        self._listener.feed_all(self._source, (record,))
 
     def lost(self, count: int) -> None:
-        """See :class:`Listener`."""
+        """``count`` records were overwritten unread."""
         self._listener.lost(self._source, count)
 
 
-def views_of(listeners: Sequence[Listener], source: JournalFacts) -> list[View]:
-    """The listeners, bound to one journal."""
-    return [_ViewOf(listener, source) for listener in listeners]
-
-
 class MetricsListener:
-    """The metrics service as a listener; it serves and pushes by itself."""
+    """The metrics service as a listener; it serves and sends by itself."""
 
-    def __init__(self, settings: Settings, resource: Mapping[str, AttributeValue]) -> None:
-        service: Any = importlib.import_module("tracekv.agent.metrics").MetricsService(settings, resource)
-        service.start()
-        self.feed = service.feed
-        self.lost = service.lost
-        self._close = service.close
+    def __init__(
+        self, settings: Settings, resource: Mapping[str, AttributeValue], exporters: Sequence[Exporter]
+    ) -> None:
+        from tracekv.agent.metrics import MetricsService
+
+        self.service = MetricsService(settings, resource)
+        for exporter in exporters:
+            self.service.watch(exporter)
+        self.service.start()
+        self.feed_all = self.service.feed_all
+        self.lost = self.service.lost
+        self.journal = self.service.journal
+        self.ended = self.service.ended
+        self.close = self.service.close
 
     def tick(self) -> None:
         """Nothing to do between records."""
-
-    def close(self, timeout_s: float) -> None:
-        """End serving."""
-        self._close()
-
-
-def has_metrics() -> bool:
-    """Whether this installation can compute metrics."""
-    return importlib.util.find_spec("tracekv.agent.metrics") is not None

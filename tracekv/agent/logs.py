@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any, TextIO
 
@@ -119,8 +119,12 @@ class LogListener:
         self._totals: Counter[str] = Counter()
         self._since = monotonic()
 
-    def feed(self, source: JournalFacts, record: Record) -> None:
-        """Take one record."""
+    def feed_all(self, source: JournalFacts, records: Iterable[Record]) -> None:
+        """Take records."""
+        for record in records:
+            self._feed(source, record)
+
+    def _feed(self, source: JournalFacts, record: Record) -> None:
         match record:
             case RunJoined():
                 process = self._process(source)
@@ -179,12 +183,19 @@ class LogListener:
         self._totals["records_lost"] += count
         self._warn(source, "records lost", None, records=count)
 
+    def journal(self, source: JournalFacts, *, bytes_written: int = 0, undecodable: int = 0) -> None:
+        """Nothing to say of it."""
+
+    def ended(self, source: JournalFacts) -> None:
+        """Forget the process."""
+        self._processes.pop(source.process_id, None)
+
     def tick(self) -> None:
         """Write the summary of an interval that is over."""
         if monotonic() - self._since >= self._interval_s:
             self._summarize()
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float = 2.0) -> None:
         """Write the summary of what there was."""
         self._summarize()
 

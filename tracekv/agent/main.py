@@ -8,9 +8,11 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from tracekv import settings as settings_module
 from tracekv.agent.exporters import Exporter, OtlpExporter, TraceFileExporter, otlp_endpoint_is_set
-from tracekv.agent.listeners import Listener, MetricsListener, has_metrics
+from tracekv.agent.listeners import Listener, MetricsListener
 from tracekv.agent.lock import AgentLock, exports_digest
 from tracekv.settings import Settings
 from tracekv.views.sampling import sampler_from
@@ -20,6 +22,7 @@ GRACE_S = 2.0
 #: An engine's memory is worth more than an agent's.
 _OOM_SCORE = "500"
 _NICE = 10
+_METRICS_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 
 
 def be_unobtrusive() -> None:
@@ -35,7 +38,10 @@ def be_unobtrusive() -> None:
 
 def wants_export(settings: Settings, environ: Mapping[str, str]) -> bool:
     """Whether there is anything that an agent could do: a trace file, an endpoint, a metrics port."""
-    return settings.trace_file is not None or settings.metrics_port is not None or otlp_endpoint_is_set(environ)
+    if settings.trace_file is not None or settings.metrics_port is not None or otlp_endpoint_is_set(environ):
+        return True
+    is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return not is_disabled and any(environ.get(name) for name in _METRICS_ENDPOINTS)
 
 
 def run_agent(
@@ -65,9 +71,10 @@ def run_agent(
             exporters.append(OtlpExporter())
         except Exception as error:  # the trace file and the metrics go on
             log.warning("no spans are sent over OTLP", error=f"{type(error).__name__}: {error}")
-    listeners: list[Listener] = [LogListener(log, hash_request_ids=settings.hash_request_ids)]
-    if has_metrics():
-        listeners.append(MetricsListener(settings, resource))
+    listeners: list[Listener] = [
+        LogListener(log, hash_request_ids=settings.hash_request_ids),
+        MetricsListener(msgspec.structs.replace(settings, journal_dir=str(directory)), resource, exporters),
+    ]
     agent = Agent(
         directory,
         settings,

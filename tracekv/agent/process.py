@@ -12,7 +12,7 @@ from typing import Any
 
 from tracekv.agent.exporters import Exporter
 from tracekv.agent.feed import Guard
-from tracekv.agent.listeners import Listener, views_of
+from tracekv.agent.listeners import Listener
 from tracekv.agent.lock import AgentLock
 from tracekv.agent.source import Source
 from tracekv.agent.state import StateFile, remove_orphans
@@ -132,6 +132,9 @@ class Agent:
         counts = [(self._guard(source.collect) or 0) for source in sources]
         several = len(sources) > 1
         for source, count in zip(sources, counts, strict=True):
+            if source.is_claimed:
+                self._forget(source)
+                continue
             self._guard(source.view, horizon_ns if several else perf_counter_ns())
             if not count:
                 self._guard(source.rest, horizon_ns)
@@ -170,7 +173,7 @@ class Agent:
             self._passed.add(path.name)
             self._log.warning("journal is left alone: its state can't be kept", journal=path.name, error=str(error))
             return None
-        if state.has_ended() and not reader.is_alive():
+        if state.has_ended():
             reader.close()
             state.close()
             self._passed.add(path.name)
@@ -183,7 +186,7 @@ class Agent:
             resource=self._resource,
             sampler=self._sampler,
             callers=self._callers,
-            views=views_of(self._listeners, reader.facts),
+            listeners=self._listeners,
             guard=self._guard,
         )
 
@@ -195,9 +198,10 @@ class Agent:
 
     def _close(self) -> None:
         deadline = monotonic() + _CLOSE_S
-        closers = [*(exporter.close for exporter in self._exporters), *(listener.close for listener in self._listeners)]
-        for close in closers:
-            self._guard(close, max(0.0, deadline - monotonic()))
+        for exporter in self._exporters:
+            self._guard(exporter.close, max(0.0, deadline - monotonic()))
+        for listener in self._listeners:
+            self._guard(listener.close, max(0.0, deadline - monotonic()))
         for source in self._sources.values():
             self._guard(source.answer)
             source.close()

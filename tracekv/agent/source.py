@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tracekv.agent.exporters import Done, Exporter
-from tracekv.agent.feed import Feed, Guard, View
+from tracekv.agent.feed import Feed, Guard
+from tracekv.agent.listeners import Listener
 from tracekv.agent.state import ENDED, START, Mark, StateFile
 from tracekv.journal.layout import detail_of
 from tracekv.journal.process import boot_id
@@ -32,7 +33,7 @@ from tracekv.views.sampling import Callers, Sampler
 
 #: Spans of one export.
 BATCH = 512
-#: Records that tell who writes the others.
+#: Records that tell who writes the others: a listener that counts from here on has to know.
 _EXPLAINS = frozenset({ProcessStarted, ConnectorWrapped, RunJoined, SettingsSeen, RegisterCall})
 #: Records read from each ring in one turn: what is decoded and not yet viewed stays small.
 _READ_LIMIT = 2048
@@ -45,6 +46,7 @@ class Source:
         path: The ring file.
         facts: Who writes it.
         is_done: Read to its end, and all of it handed on or given up.
+        is_claimed: Its own process reads it.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class Source:
         resource: Mapping[str, AttributeValue],
         sampler: Sampler,
         callers: Callers,
-        views: Sequence[View],
+        listeners: Sequence[Listener],
         guard: Guard,
     ) -> None:
         self.path: Path = reader.path
         self.facts = reader.facts
         self.is_done = False
+        self.is_claimed = False
         self.records_lost = 0
         self._reader = reader
         self._state = state
@@ -70,8 +73,8 @@ class Source:
         self._callers = callers
         self._guard = guard
         self._detail = settings.detail
-        self._views = views
-        self._feed = Feed(settings, resource, sampler=sampler, callers=callers, views=views, guard=guard)
+        self._listeners = listeners
+        self._feed = Feed(settings, resource, sampler=sampler, callers=callers, guard=guard)
         self._cursor = 0
         #: (sequence, record, records lost before it): read, and not yet viewed.
         self._pending: deque[tuple[int, Record, int]] = deque()
@@ -94,13 +97,18 @@ class Source:
 
     def collect(self) -> int:
         """Read on; returns how many records came. Callers' contexts become known here, before any journal is viewed."""
+        if not self._has_all and self._state.has_ended():
+            # A thread of that process reads it itself, and said so after this source was opened.
+            self.is_claimed = True
+            return 0
         asked = self._state.asked
         if asked > self._state.answered and (not self._asked or self._asked[-1][0] < asked):
             self._asked.append((asked, Mark(-1)))
         is_alive = self._reader.is_alive()
         frames, self._cursor, lost = self._reader.read_frames(self._cursor, _READ_LIMIT)
         for frame in frames:
-            records, _ = decode_frames([frame])
+            records, undecodable = decode_frames([frame])
+            self._reader.undecodable += undecodable
             for record in records:
                 self._learn(record)
                 self._pending.append((frame.sequence, record, lost))
@@ -129,6 +137,7 @@ class Source:
         """Feed what was read and happened before ``horizon_ns``; export what it makes."""
         feed = self._feed
         is_caught_up = not self._has_more
+        fresh: list[Record] = []
         detail_now = detail_of(self._reader.control()) or self._detail
         while self._pending:
             sequence, record, lost = self._pending[0]
@@ -141,19 +150,16 @@ class Source:
                 self._lost(lost, sequence)
             # What is replayed is thrown away: a span per hook would cost the most of it.
             feed.view.detail = "economy" if sequence < self._resumes_at else detail_now
-            is_new = sequence >= self._fed
-            if not is_new and type(record) in _EXPLAINS:
-                self._explain(record)
-            self._batch += feed.take(record, is_new=is_new)
+            if sequence >= self._fed or type(record) in _EXPLAINS:
+                fresh.append(record)
+            self._batch += feed.take(record)
             self._viewed = sequence + 1
             if len(self._batch) >= BATCH:
                 self._deliver(Mark(self._viewed))
+        for listener in self._listeners:
+            if fresh:
+                self._guard(listener.feed_all, self.facts, fresh)
         self._settle_questions(is_caught_up)
-
-    def _explain(self, record: Record) -> None:
-        """Views that count from here on need to know who writes this, too."""
-        for view in self._views:
-            self._guard(view.feed, record)
 
     def _lost(self, count: int, sequence: int) -> None:
         """``count`` records below ``sequence`` are gone; those that an earlier reader had seen are no loss."""
@@ -162,6 +168,8 @@ class Source:
         if missed:
             self.records_lost += missed
             self._feed.lost(missed)
+            for listener in self._listeners:
+                self._guard(listener.lost, self.facts, missed)
 
     def _cross(self, sequence: int) -> None:
         """Before the record ``sequence`` is fed: end the batch where an exporter had come to."""
@@ -176,6 +184,13 @@ class Source:
         if self._viewed > self._fed:
             self._fed = self._viewed
             self._guard(self._state.feed, self._fed)
+            for listener in self._listeners:
+                self._guard(
+                    listener.journal,
+                    self.facts,
+                    bytes_written=self._reader.written_bytes(),
+                    undecodable=self._reader.undecodable,
+                )
         if is_caught_up:
             self._deliver(Mark(self._viewed))
             self._asked = deque(
@@ -233,5 +248,7 @@ class Source:
 
     def close(self) -> None:
         """Give the files back. What is open in the views is told by whoever reads next."""
+        for listener in self._listeners:
+            self._guard(listener.ended, self.facts)
         self._reader.close()
         self._state.close()

@@ -154,6 +154,7 @@ class FeedThread:
                 self._guard(exporter.export, batch[start : start + _BATCH], self._feed.resource)
 
     def _close_exporters(self) -> None:
-        closers = [*(exporter.close for exporter in self._exporters), *(listener.close for listener in self._listeners)]
-        for close in closers:
-            self._guard(close, max(0.0, self._close_by - monotonic()))
+        for exporter in self._exporters:
+            self._guard(exporter.close, max(0.0, self._close_by - monotonic()))
+        for listener in self._listeners:
+            self._guard(listener.close, max(0.0, self._close_by - monotonic()))

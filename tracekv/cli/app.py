@@ -7,9 +7,13 @@ from typing import Annotated
 import typer
 
 from tracekv._version import __version__
+from tracekv.cli.agent import agent
 from tracekv.cli.bench import bench
+from tracekv.cli.control import set_detail
 from tracekv.cli.demo import demo
 from tracekv.cli.doctor import doctor
+from tracekv.cli.dump import dump
+from tracekv.cli.record import record
 
 app = typer.Typer(
     name="tracekv",
@@ -20,6 +24,10 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command()(agent)
+app.command()(dump)
+app.command()(record)
+app.command("set")(set_detail)
 app.add_typer(bench, name="bench")
 
 

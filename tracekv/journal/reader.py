@@ -322,6 +322,11 @@ class RingReader:
             if started
         ]
 
+    def written_bytes(self) -> int:
+        """Bytes that records have taken since the start, in all rings, overwritten ones too."""
+        heads: list[int] = [_HEAD.unpack_from(self._mapping, area.cells)[0] for area in self._layout.rings]
+        return sum(heads) * SLOT_BYTES
+
     def control(self) -> int:
         """The control word (``layout.detail_of``)."""
         word: int = _HEAD.unpack_from(self._mapping, CONTROL_OFFSET)[0]
