@@ -1,0 +1,38 @@
+"""Records that make the views say everything that they can say."""
+
+from __future__ import annotations
+
+from tests.views.sample_run import allocated, call, dropped, finished, looked_up, polled, queried, stored
+from tests.views.test_any_stream import EVERYTHING as USUAL
+from tracekv.journal.records import (
+    CallCounts,
+    CancelLoadCall,
+    Drop,
+    Enqueued,
+    Prefetch,
+    Record,
+    SettingsSeen,
+    TracingReduced,
+)
+from tracekv.journal.vocabulary import Callback, Direction, DropReason, MissReason, Operation, Outcome, PrefetchFate
+
+EVERYTHING: list[Record] = [
+    SettingsSeen(b"\x0a\x0b"),
+    *USUAL,
+    Enqueued(6990, 20, 21, 10, None),
+    queried(7000, 7010, 20, lora_id=5, answer="(float, bool)", is_async=True),
+    allocated(7011, 7012, 20),
+    CancelLoadCall(Callback.CANCEL_LOAD, 7020, 7030, 4, None, 20, 32, 64),
+    *(stored(7100, 7110, operation=operation, engine="local") for operation in Operation),
+    *(stored(7100, 7110, outcome=outcome, engine="memory") for outcome in Outcome),
+    *(looked_up(7000, 7005, 20, reason=reason) for reason in MissReason),
+    *(Prefetch(7200, 20, fate, 1, 1, 1) for fate in PrefetchFate),
+    *(Drop(7200, Direction.SAVE, reason, 20, 0, 3, 300) for reason in DropReason),
+    stored(7110, 7120, breaker="half_open"),
+    finished(7300, 7310, 20),
+    dropped(7311, 20),
+    polled(7320, 7330, answer="tuple", loading_given=[20]),
+    *(call(callback, 7400, 7410, 4) for callback in Callback),
+    CallCounts(5, 7500, 7600, [(Callback.GET_FINISHED, 3, 30, 12)]),
+    TracingReduced(7700, is_reduced=True, cost_ppm=41_000, limit_ppm=30_000),
+]
