@@ -22,7 +22,16 @@ from tests.views.sample_run import (
     stored,
     transferred,
 )
-from tracekv.journal.records import AllocCall, CallCounts, FinishCall, GroupFacts, LayerHooks, Record, RegisterCall
+from tracekv.journal.records import (
+    AllocCall,
+    CallCounts,
+    FinishCall,
+    GroupFacts,
+    LayerHooks,
+    Record,
+    RegisterCall,
+    SettingsSeen,
+)
 from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Source, Tier
 from tracekv.views.metrics import MetricPoints, MetricsView, Point
 from tracekv.views.metrics_model import Histogram
@@ -69,6 +78,7 @@ _odd = st.one_of(
     st.builds(_odd_register, st.lists(st.lists(_small, max_size=3), max_size=3)),
     st.builds(built, _small, _numbers, _numbers, st.lists(_small, max_size=4), _small),
     st.builds(_with_pages, st.sampled_from([allocated(), finished(), finished(keeps_pages=True)]), _pages),
+    st.builds(SettingsSeen, st.binary(max_size=2)),
     st.builds(joined, st.integers(-1, RANKS - 1), st.integers(-1, RANKS), st.sampled_from([b"a" * 16, b"b" * 16, b""])),
 )  # fmt: skip
 _records = st.lists(st.tuples(st.integers(0, 2), st.one_of(st.sampled_from(EVERYTHING), _odd)), max_size=60)

@@ -95,6 +95,8 @@ class Ranks:
     def collect(self, into: Collected, now_ns: Callable[[ProcessMetrics], int]) -> None:
         """Give out what is held now; ``now_ns`` tells the time on a process's clock."""
         differing = 0
+        # One per rank, so that an engine that was started again with other settings doesn't add a series.
+        digests: dict[int, str] = {}
         for run in self._runs.values():
             for process in run.processes:
                 if process.facts.has_scheduler:
@@ -102,14 +104,15 @@ class Ranks:
                     for group in process.facts.groups:
                         into.add((names.METRIC_HELD_PAGES, group), 0, process.rank)
                 if process.settings_digest is not None:
-                    digest = process.settings_digest.hex()
-                    into.highest((names.METRIC_SETTINGS_INFO, digest), 1, process.rank)
+                    digests[process.rank] = process.settings_digest.hex()
             for owner, held in run.held.values():
                 age = now_ns(owner) + self._clock_shift(owner) - held.since_ns
                 into.highest((names.METRIC_HELD_AGE,), max(0, age), owner.rank)
                 for group, pages in held.pages:
                     into.add((names.METRIC_HELD_PAGES, group), pages, owner.rank)
             differing += len(_differing(run.processes))
+        for rank, digest in digests.items():
+            into.add((names.METRIC_SETTINGS_INFO, digest), 1, rank)
         into.add((names.METRIC_SETTINGS_DIFFERING,), differing)
 
     def _join(self, process: ProcessMetrics) -> _Run:
