@@ -35,7 +35,7 @@ class CaptureCost(msgspec.Struct):
     spread: dict[str, list[float]]
 
 
-class _Worker(KvCacheConnectorWorker):
+class NullWorker(KvCacheConnectorWorker):
     """Does nothing: what is measured is what stands around it."""
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
@@ -59,7 +59,9 @@ class _Worker(KvCacheConnectorWorker):
         return [], []
 
 
-class _Scheduler(KvCacheConnectorScheduler):
+class NullScheduler(KvCacheConnectorScheduler):
+    """Offers nothing."""
+
     def build_connector_meta(self, scheduler_output: Any) -> object:
         return None
 
@@ -95,9 +97,9 @@ _ENVIRON = {"TRACEKV_AGENT": "off", "TRACEKV_DETAIL": "full", "TRACEKV_BUDGET_PC
 
 
 def _measure(rounds: int, passes: int) -> CaptureCost:
-    scheduler, worker = capture.trace(_Scheduler)(None), capture.trace(_Worker)(None)
-    worker.register_kv_caches(_TensorShape())
-    bare_scheduler, bare_worker = _Scheduler(None), _Worker(None)
+    scheduler, worker = capture.trace(NullScheduler)(None), capture.trace(NullWorker)(None)
+    worker.register_kv_caches(TensorShape())
+    bare_scheduler, bare_worker = NullScheduler(None), NullWorker(None)
     request = SimpleNamespace(request_id=1, prompt_len=64_000, py_num_connector_matched_tokens=0)
     blocks = list(range(NEW_IDS))
     output = SchedulerOutput([], [RequestData(i, [5], [], 1000 + i, 1) for i in range(DECODING)])
@@ -150,7 +152,7 @@ def _measure(rounds: int, passes: int) -> CaptureCost:
     )
 
 
-class _TensorShape:
+class TensorShape:
     """As much of a tensor as registering reads, so that the benchmark needs no torch."""
 
     shape = (16, LAYERS, 2, 64)
@@ -198,7 +200,7 @@ class _SpanPerHook:
         provider.add_span_processor(BatchSpanProcessor(Null()))
         start_span = provider.get_tracer("bench").start_span
 
-        class Spanned(_Worker):
+        class Spanned(NullWorker):
             def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
                 span = start_span("wait_for_layer_load")
                 super().wait_for_layer_load(layer_idx, stream)
