@@ -17,7 +17,7 @@ demo: $(READY)
 	$(BIN)/tracekv demo $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
