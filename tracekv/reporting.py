@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 
 from tracekv.journal.current import current
-from tracekv.journal.records import Drop, Lookup, Prefetch, Record, StoreOperation, Transfer
+from tracekv.journal.records import Drop, Lookup, Prefetch, Record, StoreCeiling, StoreOperation, Transfer
 from tracekv.journal.vocabulary import (
     Direction,
     DropReason,
@@ -116,12 +116,16 @@ def store_operation(
     verify_ns: int = 0,
     breaker: str = "closed",
     error: str | None = None,
+    requests: int = 1,
 ) -> None:
-    """Report one logical operation on a store, with its attempts; ``key`` is a digest of the object's path."""
+    """Report one logical operation on a store, with its attempts and all that was asked of the server in them.
+
+    ``key`` is a digest of the object's path.
+    """
     _write(
         StoreOperation(
             operation, outcome, engine, bucket, key, request_id, layer_group, rank, blocks, nbytes, attempts,
-            started_ns, perf_counter_ns(), queued_ns, transfer_ns, verify_ns, breaker, error,
+            started_ns, perf_counter_ns(), queued_ns, transfer_ns, verify_ns, breaker, error, requests,
         )
     )  # fmt: skip
 
@@ -144,3 +148,16 @@ def prefetch(
 ) -> None:
     """Report what became of blocks that were read ahead; ``lead_ns`` is from staged to first use."""
     _write(Prefetch(perf_counter_ns(), request_id, fate, blocks, nbytes, lead_ns))
+
+
+def store_ceiling(
+    engine: str,
+    direction: Direction,
+    block_bytes: int,
+    *,
+    bytes_per_s: int,
+    reached_bytes_per_s: int,
+    bucket: str | None = None,
+) -> None:
+    """Report what a store gives at best, as measured (``tracekv bench store``)."""
+    _write(StoreCeiling(perf_counter_ns(), engine, bucket, direction, block_bytes, bytes_per_s, reached_bytes_per_s))

@@ -116,18 +116,25 @@ class Arena:
 
     def allocate(self, shard: Shard) -> Slot | None:
         """A slot to fill, evicting the staged block that was used least recently; None where all are pinned."""
+        return next(iter(self.allocate_each((shard,))), None)
+
+    def allocate_each(self, shards: Iterable[Shard]) -> list[Slot]:
+        """:meth:`allocate` for several under one lock; as many as could be had."""
+        slots: list[Slot] = []
         with self._lock:
-            pool = self._pools[shard]
-            if pool.free:
-                number = pool.free.pop()
-            elif pool.unpinned:
-                number, _ = pool.unpinned.popitem(last=False)
-                self._forget_key(pool, number)
-            else:
-                return None
-            pool.generations[number] += 1
-            pool.is_filling[number] = 1
-            return Slot(shard, number, pool.generations[number])
+            for shard in shards:
+                pool = self._pools[shard]
+                if pool.free:
+                    number = pool.free.pop()
+                elif pool.unpinned:
+                    number, _ = pool.unpinned.popitem(last=False)
+                    self._forget_key(pool, number)
+                else:
+                    break
+                pool.generations[number] += 1
+                pool.is_filling[number] = 1
+                slots.append(Slot(shard, number, pool.generations[number]))
+        return slots
 
     def commit(self, slot: Slot, key: bytes) -> Slot:
         """Say that a filled slot holds the verified bytes of ``key``. It stays pinned once, for the caller.
@@ -135,18 +142,27 @@ class Arena:
         Returns:
             The slot that holds the key, pinned: another one, where the key was staged meanwhile.
         """
+        return self.commit_each(((slot, key),))[0]
+
+    def commit_each(self, filled: Iterable[tuple[Slot, bytes]]) -> list[Slot]:
+        """:meth:`commit` for several under one lock."""
+        held: list[Slot] = []
         with self._lock:
-            pool = self._checked(slot, filling=True)
-            pool.is_filling[slot.number] = 0
-            holder = pool.by_key.get(key)
-            if holder is not None:
-                pool.free.append(slot.number)
-                pool.pin(holder)
-                return Slot(slot.shard, holder, pool.generations[holder])
-            pool.keys[slot.number] = key
-            pool.by_key[key] = slot.number
-            pool.pins[slot.number] = 1
-            return slot
+            for slot, key in filled:
+                pool = self._checked(slot, filling=True)
+                number = slot.number
+                pool.is_filling[number] = 0
+                holder = pool.by_key.get(key)
+                if holder is not None:
+                    pool.free.append(number)
+                    pool.pin(holder)
+                    held.append(Slot(slot.shard, holder, pool.generations[holder]))
+                    continue
+                pool.keys[number] = key
+                pool.by_key[key] = number
+                pool.pins[number] = 1
+                held.append(slot)
+        return held
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot that wasn't filled."""

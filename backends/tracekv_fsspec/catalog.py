@@ -1,45 +1,72 @@
-"""Follows the manifests of a store into the index: all of them at start-up, other writers' new ones from then on.
+"""Follows the commits of a store into the index: all of them at start-up, other writers' new ones from then on.
 
-Each writer's manifests are numbered in the order of writing, so one cursor per writer tells what is new.
+Each writer's commits are numbered in the order of writing, so one cursor per writer tells what is new.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter, perf_counter_ns
+from contextlib import suppress
+from time import monotonic, perf_counter
 
-import tracekv
 from tracekv.journal.vocabulary import Operation, Outcome
 from tracekv_fsspec.format import BadObject
 from tracekv_fsspec.index import Index
-from tracekv_fsspec.manifest import parse_manifest
-from tracekv_fsspec.paths import ManifestName, manifest_folder, manifest_name, path_digest
-from tracekv_fsspec.store import Entry, Store
-from tracekv_fsspec.store_errors import StoreError
+from tracekv_fsspec.manifest import Manifest, Tombstone, Uses, pack, parse
+from tracekv_fsspec.paths import (
+    Commit,
+    commit_of,
+    manifest_folder,
+    tombstone_path,
+    uses_path,
+)
+from tracekv_fsspec.report import Report, reported
+from tracekv_fsspec.store import Entry, Store, StoreError, read_whole
 
 _log = logging.getLogger("tracekv.fsspec")
 
 _LOADERS = 8
 #: A manifest lists at most some thousands of blocks; anything larger is none of ours.
 _LARGEST = 256 << 20
+#: Every so many refreshes all commits are listed: then what was deleted is noticed, and writers whose clocks lag.
+FULL_EVERY = 15
+#: What an object store lists per request.
+_PAGE = 1000
+#: A writer that committed within this time is looked at by its cursor. One that was idle for longer begins anew under another id
+#: (``writer.ROTATE_S``, well below), so none is missed.
+LIVE_S = 900.0
+#: How often uses are written down.
+USES_EVERY_S = 60.0
+
+Progress = Callable[[int, int], None]
+_Found = tuple[Commit, bool, Entry]
 
 
 class Catalog:
-    """Reads manifests into the index.
+    """Reads manifests and tombstones into the index.
 
     Args:
-        writer: This engine's own id, whose commits the index already has.
+        own: Ids under which this engine commits; the index has those commits already.
     """
 
-    def __init__(self, store: Store, index: Index, *, deployment: bytes, writer: bytes, refresh_s: float) -> None:
+    def __init__(
+        self, store: Store, index: Index, *, deployment: bytes, own: Collection[bytes], refresh_s: float
+    ) -> None:
         self._store = store
         self._index = index
         self._deployment = deployment
-        self._writer = writer
+        self._own = own
         self._refresh_s = refresh_s
         self._cursors: dict[bytes, int] = {}
+        self._seen_at: dict[bytes, float] = {}
+        self._round = 0
+        self._listed = 0
+        self._uses_path = uses_path(deployment, next(iter(own)))
+        self._uses_at = monotonic()
+        self._uses_written = 0
         self._stop = threading.Event()
         self._refreshing = threading.Lock()
         self._is_down = False
@@ -59,81 +86,152 @@ class Catalog:
         )  # fmt: skip
         self._thread.start()
 
-    def refresh(self) -> tuple[int, int]:
-        """Take in new manifests; how many, and how many blocks they added.
+    def refresh(self, progress: Progress | None = None) -> tuple[int, int]:
+        """Take in what is new; how many manifests, and how many blocks they added.
+
+        Args:
+            progress: Called with (read so far, to be read) manifests.
 
         Raises:
             StoreError: The store can't be listed.
         """
         with self._refreshing:
-            found = self._new_manifests()
+            found = self._new()
+            by_writer: dict[bytes, list[_Found]] = {}
+            for each in found:
+                by_writer.setdefault(each[0].writer, []).append(each)
             if not found:
                 return 0, 0
-            with ThreadPoolExecutor(min(_LOADERS, len(found)), thread_name_prefix="tracekv-manifest") as pool:
-                counts = list(pool.map(self._read_writer, found.values()))
+            counter = _Counter(len(found), progress)
+            with ThreadPoolExecutor(min(_LOADERS, len(by_writer)), thread_name_prefix="tracekv-manifest") as pool:
+                counts = list(pool.map(lambda each: self._read_writer(each, counter), by_writer.values()))
             return sum(n for n, _ in counts), sum(blocks for _, blocks in counts)
 
     def close(self, seconds: float) -> None:
-        """Stop refreshing."""
+        """Stop refreshing, and write down which commits were used."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
+        with suppress(StoreError):
+            self._write_uses()
 
-    def _new_manifests(self) -> dict[bytes, list[tuple[ManifestName, Entry]]]:
-        found: dict[bytes, list[tuple[ManifestName, Entry]]] = {}
-        started = perf_counter_ns()
-        outcome, message = Outcome.OK, None
+    def _new(self) -> list[_Found]:
+        """Commits and tombstones behind the cursors, by as few listings as that takes."""
+        now = monotonic()
+        live = [writer for writer, seen in self._seen_at.items() if now - seen < LIVE_S and writer not in self._own]
+        is_full = (
+            self._round % FULL_EVERY == 0 or not self._store.lists_after or len(live) + 1 > -(-self._listed // _PAGE)
+        )
+        self._round += 1
         folder = manifest_folder(self._deployment)
-        try:
-            for entry in self._store.list(folder):
-                name = manifest_name(entry.path)
-                if name is None or name.writer == self._writer or name.sequence <= self._cursors.get(name.writer, -1):
-                    continue
-                found.setdefault(name.writer, []).append((name, entry))
-        except StoreError as error:
-            outcome, message = error.outcome, str(error)
-            raise
-        finally:
-            tracekv.store_operation(
-                Operation.LIST, outcome, self._store.engine, started_ns=started, blocks=sum(map(len, found.values())),
-                bucket=self._store.bucket, key=path_digest(folder), error=message,
-            )  # fmt: skip
-        return found
+        known = self._index.commits() if is_full else set()
+        with reported(self._store, Operation.LIST, folder) as report:
+            entries = list(self._store.list(folder)) if is_full else self._listed_by_cursor(folder, live)
+            report.blocks = len(entries)
+        listed = {}
+        for entry in entries:
+            if (name := commit_of(entry.path)) is not None:
+                listed[entry.path] = (*name, entry)
+        again: set[Commit] = set()
+        if is_full:
+            self._listed = len(entries)
+            there = {commit for commit, is_tombstone, _ in listed.values() if not is_tombstone}
+            for commit in known - there:
+                self._index.remove(commit, for_good=False)
+            again = self._index.doubted() & there
+        return [each for each in listed.values() if self._is_new(each[0], again)]
 
-    def _read_writer(self, entries: list[tuple[ManifestName, Entry]]) -> tuple[int, int]:
-        """One writer's manifests, in order. What is broken is passed over; what can't be read now is tried again."""
+    def _is_new(self, commit: Commit, again: set[Commit]) -> bool:
+        if commit in again:
+            return True
+        return commit.writer not in self._own and commit.sequence > self._cursors.get(commit.writer, -1)
+
+    def _listed_by_cursor(self, folder: str, live: Sequence[bytes]) -> list[Entry]:
+        entries: list[Entry] = []
+        for writer in live:
+            # Tombstones sort behind the manifest of the same number, and no writer uses a number twice.
+            after = tombstone_path(self._deployment, writer, self._cursors.get(writer, 0))
+            entries += self._store.list(f"{folder}{writer.hex()}/", after=after)
+        # Ids begin with the time, so writers that came since lie behind every other.
+        newest = max([*self._cursors, *self._own])
+        entries += self._store.list(folder, after=f"{folder}{newest.hex()}/~")
+        return entries
+
+    def _read_writer(self, found: list[_Found], counter: _Counter) -> tuple[int, int]:
+        """One writer's commits, in order. What is broken is passed over; what can't be read now is tried again."""
         manifests = blocks = 0
-        for name, entry in sorted(entries):
-            started = perf_counter_ns()
-            outcome, message, added = Outcome.OK, None, 0
-            try:
-                if entry.size > _LARGEST:
-                    raise BadObject(Outcome.FOREIGN, f"manifest of {entry.size} bytes")
-                manifest = parse_manifest(self._store.read_all(entry.path, entry.size), self._deployment)
-                if (manifest.writer, manifest.sequence) != name:
-                    raise BadObject(Outcome.FOREIGN, "manifest that isn't the one its path names")
-                added = self._index.add(manifest)
-                manifests, blocks = manifests + 1, blocks + added
-            except BadObject as error:
-                outcome, message = error.outcome, str(error)
-                _log.warning("tracekv: %s is %s and passed over: %s", entry.path, outcome.value, error)
-            except StoreError as error:
-                outcome, message = error.outcome, str(error)
-            tracekv.store_operation(
-                Operation.READ, outcome, self._store.engine, started_ns=started, nbytes=entry.size, blocks=added,
-                bucket=self._store.bucket, key=path_digest(entry.path), error=message,
-            )  # fmt: skip
-            if outcome in (Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.DENIED, Outcome.ERROR):
+        for commit, is_tombstone, entry in sorted(found):
+            with suppress(StoreError, BadObject), reported(self._store, Operation.READ, entry.path) as report:
+                report.nbytes = entry.size
+                self._take(commit, is_tombstone, entry, report)
+                manifests, blocks = manifests + (not is_tombstone), blocks + report.blocks
+            counter.step()
+            if report.outcome in (Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.DENIED, Outcome.ERROR):
                 break
-            self._cursors[name.writer] = name.sequence
+            if report.outcome not in (Outcome.OK, Outcome.MISSING):
+                _log.warning("tracekv: %s is %s and passed over: %s", entry.path, report.outcome.value, report.error)
+            self._cursors[commit.writer] = max(commit.sequence, self._cursors.get(commit.writer, -1))
+            self._seen_at[commit.writer] = monotonic()
         return manifests, blocks
+
+    def _take(self, commit: Commit, is_tombstone: bool, entry: Entry, report: Report) -> None:
+        if entry.size > _LARGEST:
+            raise BadObject(Outcome.FOREIGN, f"manifest of {entry.size} bytes")
+        data = read_whole(self._store, entry.path, entry.size)
+        if is_tombstone:
+            tombstone = parse(Tombstone, data, self._deployment)
+            _check_name(tombstone, commit)
+            for writer, sequence in tombstone.removed:
+                self._index.remove(Commit(writer, sequence), for_good=True)
+        else:
+            manifest = parse(Manifest, data, self._deployment)
+            _check_name(manifest, commit)
+            report.blocks = self._index.add(manifest)
 
     def _run(self) -> None:
         while not self._stop.wait(self._refresh_s):
             try:
                 self.refresh()
+                if monotonic() - self._uses_at >= USES_EVERY_S:
+                    self._write_uses()
                 self._is_down = False
             except Exception as error:  # the next round may work; a query only misses meanwhile
                 if not self._is_down:
                     _log.warning("tracekv: %s can't be refreshed: %s", self._store.url, error)
                 self._is_down = True
+
+    def _write_uses(self) -> None:
+        """Tell those who delete what is old which commits were read, where that is news."""
+        self._uses_at = monotonic()
+        used: dict[Commit, int] = {}
+        for segment in self._index.segments():
+            used[segment.commit] = max(segment.used_at, used.get(segment.commit, 0))
+        newest = max(used.values(), default=0)
+        if newest <= self._uses_written:
+            return
+        commits = [(*commit, seconds) for commit, seconds in used.items() if seconds]
+        data = pack(self._deployment, Uses(next(iter(self._own)), commits))
+        with reported(self._store, Operation.PUT, self._uses_path, nbytes=len(data)):
+            self._store.put(self._uses_path, data, create_only=False)
+        self._uses_written = newest
+
+
+class _Counter:
+    """Counts what several threads have read."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._progress = progress
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def step(self) -> None:
+        with self._lock:
+            self._done += 1
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+
+
+def _check_name(found: Manifest | Tombstone, commit: Commit) -> None:
+    if (found.writer, found.sequence) != commit:
+        raise BadObject(Outcome.FOREIGN, "object that isn't the one its path names")

@@ -10,6 +10,7 @@ object. All integers are little-endian. A reader trusts no length: a truncated o
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -79,18 +80,29 @@ class Block(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """One block to be packed."""
+    """One block to be packed.
+
+    Attributes:
+        data: Its bytes; with their padding (zeros) where ``length`` is told, and then they aren't copied.
+        length: Bytes without padding.
+    """
 
     key: bytes
     layer_group: int
     ordinal: int
     tokens: int
     data: memoryview | bytes
+    length: int | None = None
 
 
 def padded(length: int) -> int:
     """``length`` rounded up to the alignment."""
     return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def aligned(size: int) -> memoryview:
+    """Fresh zeroed bytes that begin on a page, so that they can go past the page cache."""
+    return memoryview(mmap.mmap(-1, size))
 
 
 def checksum(data: memoryview | bytes | bytearray) -> bytes:
@@ -104,26 +116,32 @@ def is_zero(data: memoryview) -> bool:
     return data == _ZEROS[: len(data)] if len(data) <= ALIGNMENT else not any(data)
 
 
-def pack_segment(header: SegmentHeader, payloads: Sequence[Payload]) -> tuple[bytearray, list[Block]]:
-    """The segment's bytes, and where each block lies. ``blocks`` and ``total_bytes`` of ``header`` are filled in."""
-    body = sum(padded(len(payload.data)) for payload in payloads)
-    footer_at = HEADER_BYTES + body
-    total = padded(footer_at + _ENTRY.size * len(payloads) + TRAILER_BYTES)
-    data = bytearray(total)
+def pack_segment(header: SegmentHeader, payloads: Sequence[Payload]) -> tuple[list[memoryview], list[Block]]:
+    """The segment as parts to be written one after the other, and where each block lies.
+
+    Blocks that come with their padding are parts as they are. ``blocks`` and ``total_bytes`` of ``header`` are filled in.
+    """
+    parts = [aligned(HEADER_BYTES)]
     blocks = []
     offset = HEADER_BYTES
-    for number, (key, layer_group, ordinal, tokens, payload) in enumerate(payloads):
-        length = len(payload)
-        data[offset : offset + length] = payload
-        block = Block(key, layer_group, ordinal, tokens, offset, length, checksum(payload))
-        _ENTRY.pack_into(data, footer_at + number * _ENTRY.size, key, layer_group, ordinal, tokens, 0, *block[4:])
-        blocks.append(block)
-        offset += padded(length)
-    trailer_at = total - TRAILER_BYTES
-    footer_sum = checksum(memoryview(data)[footer_at:trailer_at])
-    data[trailer_at:] = sealed(_TRAILER.pack(footer_at, trailer_at - footer_at, total, footer_sum, _TAIL_MAGIC))
-    data[:HEADER_BYTES] = _pack_header(header._replace(blocks=len(payloads), total_bytes=total))
-    return data, blocks
+    for key, layer_group, ordinal, tokens, data, length in payloads:
+        part = memoryview(data)
+        if length is None:
+            length = len(part)
+            part = aligned(padded(length))
+            part[:length] = data
+        blocks.append(Block(key, layer_group, ordinal, tokens, offset, length, checksum(part[:length])))
+        parts.append(part)
+        offset += len(part)
+    total = padded(offset + _ENTRY.size * len(blocks) + TRAILER_BYTES)
+    footer = aligned(total - offset)
+    for number, block in enumerate(blocks):
+        _ENTRY.pack_into(footer, number * _ENTRY.size, *block[:4], 0, *block[4:])
+    trailer_at = len(footer) - TRAILER_BYTES
+    footer_sum = checksum(footer[:trailer_at])
+    footer[trailer_at:] = sealed(_TRAILER.pack(offset, trailer_at, total, footer_sum, _TAIL_MAGIC))
+    parts[0][:] = _pack_header(header._replace(blocks=len(blocks), total_bytes=total))
+    return [*parts, footer], blocks
 
 
 def parse_header(data: bytes | memoryview) -> SegmentHeader:
@@ -168,7 +186,7 @@ def parse_segment(data: bytes | memoryview) -> tuple[SegmentHeader, list[Block]]
         block = Block(key, layer_group, ordinal, tokens, offset, length, digest)
         if offset != end or offset + padded(length) > footer_at:
             raise BadObject(Outcome.ALTERED, f"place of block {number}")
-        check_block(block, view[offset : offset + padded(length)])
+        check_block(view[offset : offset + padded(length)], length, digest)
         end = offset + padded(length)
         blocks.append(block)
     if end != footer_at:
@@ -176,11 +194,11 @@ def parse_segment(data: bytes | memoryview) -> tuple[SegmentHeader, list[Block]]
     return header, blocks
 
 
-def check_block(block: Block, stored: memoryview) -> None:
+def check_block(stored: memoryview, length: int, digest: bytes) -> None:
     """Check a block's bytes as stored, its padding included; BadObject if anything differs."""
-    if len(stored) != padded(block.length):
-        raise BadObject(Outcome.TRUNCATED, f"block of {len(stored)} bytes instead of {padded(block.length)}")
-    if checksum(stored[: block.length]) != block.checksum or not is_zero(stored[block.length :]):
+    if len(stored) != padded(length):
+        raise BadObject(Outcome.TRUNCATED, f"block of {len(stored)} bytes instead of {padded(length)}")
+    if checksum(stored[:length]) != digest or not is_zero(stored[length:]):
         raise BadObject(Outcome.ALTERED, "block that differs from its checksum")
 
 

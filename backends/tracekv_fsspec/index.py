@@ -2,21 +2,32 @@
 
 Keys are chained from the namespace's digest, so one index serves every namespace. Lookups take no lock and do no I/O: a
 dictionary's own step is atomic, and an answer that is a moment old is checked when the block is read.
+
+A million blocks have to fit, so a key's value is no object of its own but the :class:`Run` that it shares with its neighbours in the
+segment: 64 B for the key, 42 B for its place in the dictionary, 44 B in the run's two byte strings.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
 from typing import NamedTuple
 
 from tracekv.journal.vocabulary import Outcome
-from tracekv_fsspec.format import Block
-from tracekv_fsspec.manifest import Manifest
+from tracekv_fsspec.keys import KEY_BYTES
+from tracekv_fsspec.manifest import BlockEntry, Manifest
+from tracekv_fsspec.paths import Commit
 
 #: How many keys that were found corrupt are remembered, so that a lookup can say so.
 _REMEMBERED = 100_000
+#: How long it is believed that a block or segment is gone or broken; then its manifest is read again.
+NEGATIVE_S = 60.0
+#: Rows of a run; finding one of them searches its keys.
+_RUN_ROWS = 256
+_ROW = struct.Struct("<QI16s")  # offset, length, checksum
 
 
 class Shard(NamedTuple):
@@ -26,26 +37,67 @@ class Shard(NamedTuple):
     rank: int
 
 
-@dataclass(eq=False)
 class Segment:
-    """A committed segment; ``is_checked`` once its header was read and fits what the manifest says."""
+    """A committed segment.
 
-    path: str
-    size: int
-    rank: int
-    world: int
-    namespace: bytes
-    writer: bytes
-    sequence: int
-    is_checked: bool = False
-    fault: Outcome | None = None
+    Attributes:
+        is_checked: Its header was read and fits what the manifest says.
+        fault: What is wrong with it, where something is.
+        used_at: When a block of it was last read (seconds since 1970), for those who decide what to delete.
+    """
+
+    __slots__ = ("commit", "fault", "is_checked", "namespace", "path", "rank", "runs", "size", "used_at", "world")
+
+    def __init__(self, path: str, size: int, rank: int, manifest: Manifest) -> None:
+        self.path = path
+        self.size = size
+        self.rank = rank
+        self.world = manifest.world
+        self.namespace = manifest.namespace
+        self.commit = Commit(manifest.writer, manifest.sequence)
+        self.is_checked = False
+        self.fault: Outcome | None = None
+        self.used_at = 0
+        self.runs: list[Run] = []
+
+
+class Run:
+    """Up to 256 blocks of one layer group in one segment, packed."""
+
+    __slots__ = ("keys", "rows", "segment", "shard")
+
+    def __init__(self, segment: Segment, shard: Shard, entries: Sequence[BlockEntry]) -> None:
+        self.segment = segment
+        self.shard = shard
+        self.keys = b"".join([entry.key for entry in entries])
+        self.rows = b"".join([_ROW.pack(entry.offset, entry.length, entry.checksum) for entry in entries])
+
+    def place(self, key: bytes) -> Place:
+        """Where a block of this run is."""
+        at = self.keys.find(key)
+        while at % KEY_BYTES:  # bytes of two neighbours that look like the key
+            at = self.keys.find(key, at + 1)
+        return Place(self, key, *_ROW.unpack_from(self.rows, at // KEY_BYTES * _ROW.size))
+
+    def each_key(self) -> list[bytes]:
+        """The keys, in the order of the segment."""
+        keys = self.keys
+        return [keys[start:end] for start, end in pairwise(range(0, len(keys) + KEY_BYTES, KEY_BYTES))]
 
 
 class Place(NamedTuple):
     """Where a block's bytes are, and what they have to be."""
 
-    segment: Segment
-    block: Block
+    run: Run
+    key: bytes
+    offset: int
+    length: int
+    checksum: bytes
+
+    @property
+    def segment(self) -> Segment:
+        """The segment that holds the block."""
+        return self.run.segment
 
 
 class Index:
@@ -56,84 +108,126 @@ class Index:
     """
 
     def __init__(self, shards: Iterable[Shard]) -> None:
-        self._places: dict[Shard, dict[bytes, Place]] = {shard: {} for shard in shards}
-        self._faults: dict[tuple[Shard, bytes], Outcome] = {}
+        self._runs: dict[Shard, dict[bytes, Run]] = {shard: {} for shard in shards}
+        self._commits: dict[Commit, list[Segment]] = {}
+        self._faults: dict[tuple[Shard, bytes], tuple[Outcome, float]] = {}
+        self._doubted: dict[Commit, float] = {}
+        self._removed: set[Commit] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return sum(map(len, self._places.values()))
+        return sum(map(len, self._runs.values()))
 
     def add(self, manifest: Manifest) -> int:
         """Take in what a manifest lists; the first place of a key stays. Returns how many blocks are new."""
-        segments = [
-            Segment(
-                entry.path,
-                entry.size,
-                entry.rank,
-                manifest.world,
-                manifest.namespace,
-                manifest.writer,
-                manifest.sequence,
-            )
-            for entry in manifest.segments
-        ]
+        commit = Commit(manifest.writer, manifest.sequence)
+        segments = [Segment(entry.path, entry.size, entry.rank, manifest) for entry in manifest.segments]
+        groups: dict[tuple[int, int], list[BlockEntry]] = {}
+        for entry in manifest.blocks:
+            groups.setdefault((entry.segment, entry.layer_group), []).append(entry)
         added = 0
         with self._lock:
-            for entry in manifest.blocks:
-                segment = segments[entry.segment]
-                shard = Shard(entry.layer_group, segment.rank)
-                places = self._places.get(shard)
-                if places is None or entry.key in places:
+            if commit in self._removed:
+                return 0
+            for segment in self._commits.pop(commit, ()):  # read again: what is left of it is taken in anew
+                self._forget_segment(segment, None)
+            for (number, layer_group), entries in groups.items():
+                segment = segments[number]
+                shard = Shard(layer_group, segment.rank)
+                runs = self._runs.get(shard)
+                if runs is None:
                     continue
-                block = Block(entry.key, entry.layer_group, 0, entry.tokens, entry.offset, entry.length, entry.checksum)
-                places[entry.key] = Place(segment, block)
-                self._faults.pop((shard, entry.key), None)
-                added += 1
+                fresh = [entry for entry in entries if entry.key not in runs]
+                for start in range(0, len(fresh), _RUN_ROWS):
+                    run = Run(segment, shard, fresh[start : start + _RUN_ROWS])
+                    segment.runs.append(run)
+                    for entry in fresh[start : start + _RUN_ROWS]:
+                        runs[entry.key] = run
+                if self._faults:
+                    for entry in fresh:
+                        self._faults.pop((shard, entry.key), None)
+                added += len(fresh)
+            self._commits[commit] = segments
         return added
+
+    def remove(self, commit: Commit, *, for_good: bool) -> int:
+        """Forget what a commit added. ``for_good``: a manifest of it that is read later is ignored."""
+        with self._lock:
+            if for_good:
+                self._removed.add(commit)
+            self._doubted.pop(commit, None)
+            forgotten = 0
+            for segment in self._commits.pop(commit, ()):
+                forgotten += self._forget_segment(segment, None)
+            return forgotten
+
+    def commits(self) -> set[Commit]:
+        """What is known now."""
+        with self._lock:
+            return set(self._commits)
+
+    def segments(self) -> list[Segment]:
+        """Every segment that is known now."""
+        with self._lock:
+            return [segment for segments in self._commits.values() for segment in segments]
+
+    def doubted(self) -> set[Commit]:
+        """Commits of which something was gone or broken so long ago that their manifests are worth another look."""
+        now = monotonic()
+        with self._lock:
+            due = {commit for commit, until in self._doubted.items() if until <= now}
+            for commit in due:
+                del self._doubted[commit]
+        return due
 
     def place(self, shard: Shard, key: bytes) -> Place | None:
         """Where a block is, or None."""
-        return self._places[shard].get(key)
+        run = self._runs[shard].get(key)
+        return None if run is None else run.place(key)
 
     def holds(self, shard: Shard, key: bytes) -> bool:
         """Whether the store has a block, as far as is known."""
-        return key in self._places[shard]
+        return key in self._runs[shard]
 
     def prefix(self, shard: Shard, keys: Sequence[bytes], start: int = 0) -> int:
         """The ordinal of the first key from ``start`` on that the store lacks, or ``len(keys)``."""
-        places = self._places[shard]
+        runs = self._runs[shard]
         for ordinal in range(start, len(keys)):
-            if keys[ordinal] not in places:
+            if keys[ordinal] not in runs:
                 return ordinal
         return len(keys)
 
     def fault(self, shard: Shard, key: bytes) -> Outcome | None:
-        """Why a block that was listed isn't any more, or None."""
-        return self._faults.get((shard, key))
+        """Why a block that was listed isn't any more; None where nothing is known against it, or not lately."""
+        known = self._faults.get((shard, key))
+        return known[0] if known is not None and known[1] > monotonic() else None
 
-    def quarantine_block(self, shard: Shard, place: Place, outcome: Outcome) -> None:
+    def quarantine_block(self, place: Place, outcome: Outcome) -> None:
         """Forget one block whose bytes are wrong; it may be saved anew."""
+        run = place.run
         with self._lock:
-            self._forget(shard, place.block.key, place.segment, outcome)
+            self._forget(run, place.key, outcome)
+            self._doubted[run.segment.commit] = monotonic() + NEGATIVE_S
 
     def quarantine_segment(self, segment: Segment, outcome: Outcome) -> int:
         """Forget every block of a segment that is gone or not what it should be. Returns how many."""
-        forgotten = 0
         with self._lock:
             if segment.fault is not None:
                 return 0
             segment.fault = outcome
-            for shard, places in self._places.items():
-                for key in [key for key, place in places.items() if place.segment is segment]:
-                    forgotten += self._forget(shard, key, segment, outcome)
-        return forgotten
+            self._doubted[segment.commit] = monotonic() + NEGATIVE_S
+            return self._forget_segment(segment, outcome)
 
-    def _forget(self, shard: Shard, key: bytes, segment: Segment, outcome: Outcome) -> int:
-        place = self._places[shard].get(key)
-        if place is None or place.segment is not segment:
+    def _forget_segment(self, segment: Segment, outcome: Outcome | None) -> int:
+        return sum(self._forget(run, key, outcome) for run in segment.runs for key in run.each_key())
+
+    def _forget(self, run: Run, key: bytes, outcome: Outcome | None) -> int:
+        runs = self._runs[run.shard]
+        if runs.get(key) is not run:
             return 0
-        del self._places[shard][key]
-        if len(self._faults) >= _REMEMBERED:
-            del self._faults[next(iter(self._faults))]
-        self._faults[shard, key] = outcome
+        del runs[key]
+        if outcome is not None:
+            if len(self._faults) >= _REMEMBERED:
+                del self._faults[next(iter(self._faults))]
+            self._faults[run.shard, key] = (outcome, monotonic() + NEGATIVE_S)
         return 1

@@ -71,11 +71,20 @@ class Deployment(msgspec.Struct, frozen=True):
         return hashlib.sha256(framed).digest()
 
 
+def tenant_digest(deployment: bytes, cache_salt: str | None) -> bytes:
+    """16 bytes that all namespaces of one salt begin with, so that a tenant's blocks can be found and removed."""
+    return hashlib.sha256(_framed("tracekv tenant", deployment, cache_salt)).digest()[:16]
+
+
 def namespace_digest(
     deployment: bytes, *, cache_salt: str | None = None, multimodal: str | None = None, lora: str | None = None
 ) -> bytes:
-    """The seed of a request's chain, 32 bytes: the deployment and everything but the tokens that changes its KV."""
-    return hashlib.sha256(_framed("tracekv namespace", deployment, cache_salt, multimodal, lora)).digest()
+    """The seed of a request's chain, 32 bytes: the deployment and everything but the tokens that changes its KV.
+
+    The first half is the tenant's (:func:`tenant_digest`), the second one covers everything.
+    """
+    whole = hashlib.sha256(_framed("tracekv namespace", deployment, cache_salt, multimodal, lora)).digest()
+    return tenant_digest(deployment, cache_salt) + whole[:16]
 
 
 class KeyChain:

@@ -1,29 +1,33 @@
-"""The manifest: which blocks a set of segments holds. It is written after the segments, so it is the commit.
+"""Small checked objects beside the segments: manifests (what a commit added), tombstones (what is going to be removed), uses.
 
 ::
 
-    header 128 B, checked | body: msgpack of :class:`Manifest`, under a checksum in the header
+    header 128 B, checked | body: msgpack of one of the structs here, under a checksum in the header
 
-A block that is in no manifest doesn't exist, whatever segments there are.
+A manifest is written after its segments, so it is the commit: a block that is in no manifest doesn't exist, whatever segments there
+are.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from tracekv.journal.vocabulary import Outcome
 from tracekv_fsspec.format import ALIGNMENT, HEADER_BYTES, BadObject, check_prefix, checksum, padded, sealed, unsealed
 from tracekv_fsspec.keys import FORMAT_VERSION, KEY_BYTES
+from tracekv_fsspec.paths import segment_path
 
 MANIFEST_HEADER_BYTES = 128
-_MAGIC = b"TKVMAN\r\n"
 _HEADER = struct.Struct("<8sII32sQ16s")  # magic, version, header bytes, deployment, body bytes, body checksum
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+#: Rows of the index have 32 bits for it.
+Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Writer = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
@@ -35,7 +39,7 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     rank: Count
 
 
-class BlockEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class BlockEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One block of one layer group and rank; ``segment`` is an index into the manifest's segments."""
 
     key: Key
@@ -43,7 +47,7 @@ class BlockEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     tokens: Count
     segment: Count
     offset: Count
-    length: Count
+    length: Length
     checksum: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
@@ -51,56 +55,89 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """What one commit added to the store: blocks of one namespace."""
 
     namespace: Digest
-    writer: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    writer: Writer
     sequence: Count
     world: Count
     segments: list[SegmentEntry]
     blocks: list[BlockEntry]
 
 
-_decode = msgspec.msgpack.Decoder(Manifest).decode
+class Tombstone(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Commits, as (writer, sequence), whose segments are deleted some time after this was written."""
+
+    writer: Writer
+    sequence: Count
+    removed: list[tuple[Writer, Count]]
+
+
+class Uses(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """When blocks of a commit were last read by the engine that wrote this: (writer, sequence, seconds since 1970)."""
+
+    writer: Writer
+    commits: list[tuple[Writer, Count, Count]]
+
+
+Body = TypeVar("Body", Manifest, Tombstone, Uses)
+_MAGIC = {Manifest: b"TKVMAN\r\n", Tombstone: b"TKVTMB\r\n", Uses: b"TKVUSE\r\n"}
+_DECODERS: dict[type, Any] = {struct_: msgspec.msgpack.Decoder(struct_).decode for struct_ in _MAGIC}
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def pack_manifest(deployment: bytes, manifest: Manifest) -> bytes:
+def pack(deployment: bytes, body: Manifest | Tombstone | Uses) -> bytes:
     """The object's bytes."""
-    body = _encode(manifest)
-    raw = _HEADER.pack(_MAGIC, FORMAT_VERSION, MANIFEST_HEADER_BYTES, deployment, len(body), checksum(body))
-    return sealed(raw.ljust(MANIFEST_HEADER_BYTES - 16, b"\0")) + body
+    raw_body = _encode(body)
+    magic = _MAGIC[type(body)]
+    raw = _HEADER.pack(magic, FORMAT_VERSION, MANIFEST_HEADER_BYTES, deployment, len(raw_body), checksum(raw_body))
+    return sealed(raw.ljust(MANIFEST_HEADER_BYTES - 16, b"\0")) + raw_body
 
 
-def parse_manifest(data: bytes, deployment: bytes) -> Manifest:
-    """The checked manifest.
+def parse(kind: type[Body], data: bytes, deployment: bytes) -> Body:
+    """The checked object.
+
+    Args:
+        deployment: Digest that the header has to carry, or the beginning of one (a folder's name).
 
     Raises:
         BadObject: Truncated, altered, of another version, or not of this deployment (foreign).
     """
-    check_prefix(data, _MAGIC, "manifest", MANIFEST_HEADER_BYTES)
+    name = kind.__name__.lower()
+    check_prefix(data, _MAGIC[kind], name, MANIFEST_HEADER_BYTES)
     if len(data) < MANIFEST_HEADER_BYTES:
-        raise BadObject(Outcome.TRUNCATED, f"manifest of {len(data)} bytes")
-    raw = unsealed(data[:MANIFEST_HEADER_BYTES], "manifest header")
+        raise BadObject(Outcome.TRUNCATED, f"{name} of {len(data)} bytes")
+    raw = unsealed(data[:MANIFEST_HEADER_BYTES], f"{name} header")
     _, _, _, owner, body_bytes, digest = _HEADER.unpack_from(raw)
-    if owner != deployment:
-        raise BadObject(Outcome.FOREIGN, "manifest of another deployment")
+    if not owner.startswith(deployment):
+        raise BadObject(Outcome.FOREIGN, f"{name} of another deployment")
     body = data[MANIFEST_HEADER_BYTES:]
     if len(body) != body_bytes:
-        kind = Outcome.TRUNCATED if len(body) < body_bytes else Outcome.ALTERED
-        raise BadObject(kind, f"manifest body of {len(body)} bytes instead of {body_bytes}")
+        outcome = Outcome.TRUNCATED if len(body) < body_bytes else Outcome.ALTERED
+        raise BadObject(outcome, f"{name} body of {len(body)} bytes instead of {body_bytes}")
     if checksum(body) != digest:
-        raise BadObject(Outcome.ALTERED, "manifest body that differs from its checksum")
+        raise BadObject(Outcome.ALTERED, f"{name} body that differs from its checksum")
     try:
-        manifest = _decode(body)
+        parsed: Body = _DECODERS[kind](body)
     except msgspec.MsgspecError as error:
-        raise BadObject(Outcome.FOREIGN, f"manifest body that isn't one: {error}") from None
+        raise BadObject(Outcome.FOREIGN, f"{name} body that isn't one: {error}") from None
+    if isinstance(parsed, Manifest):
+        _check_places(parsed, owner)
+    return parsed
+
+
+def owner_of(data: bytes) -> bytes:
+    """The deployment's digest in the header of a small object that was parsed already."""
+    owner: bytes = _HEADER.unpack_from(data)[3]
+    return owner
+
+
+def _check_places(manifest: Manifest, owner: bytes) -> None:
+    """A checksum says who wrote it last, not that it makes sense. A path that isn't the commit's own could lead anywhere."""
+    for segment in manifest.segments:
+        if segment.path != segment_path(owner, manifest.writer, manifest.sequence, segment.rank):
+            raise BadObject(Outcome.FOREIGN, "segment path that isn't this commit's")
+    sizes = [segment.size for segment in manifest.segments]
     for block in manifest.blocks:
-        _check_place(manifest, block)
-    return manifest
-
-
-def _check_place(manifest: Manifest, block: BlockEntry) -> None:
-    """A checksum says who wrote it last, not that it makes sense."""
-    if block.segment >= len(manifest.segments):
-        raise BadObject(Outcome.FOREIGN, f"block in segment {block.segment} of {len(manifest.segments)}")
-    end = block.offset + padded(block.length)
-    if block.offset < HEADER_BYTES or block.offset % ALIGNMENT or end > manifest.segments[block.segment].size:
-        raise BadObject(Outcome.FOREIGN, "block that lies outside its segment")
+        if block.segment >= len(sizes):
+            raise BadObject(Outcome.FOREIGN, f"block in segment {block.segment} of {len(sizes)}")
+        end = block.offset + padded(block.length)
+        if block.offset < HEADER_BYTES or block.offset % ALIGNMENT or end > sizes[block.segment]:
+            raise BadObject(Outcome.FOREIGN, "block that lies outside its segment")

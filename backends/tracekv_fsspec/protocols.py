@@ -40,7 +40,7 @@ def tier_of(protocol: str) -> Tier:
     return Tier.HOST if protocol == "memory" else Tier.REMOTE
 
 
-def file_system_options(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def file_system_options(protocol: str, options: Mapping[str, Any], read_s: float = 5.0) -> dict[str, Any]:
     """``storage_options`` over what keeps fsspec's caches from lying.
 
     Listings and instances are cached by default: a deleted object then exists, a new one doesn't, and sizes are stale
@@ -51,9 +51,9 @@ def file_system_options(protocol: str, options: Mapping[str, Any]) -> dict[str, 
         merged |= {"default_fill_cache": False, "default_cache_type": "none"}
         config: dict[str, Any] = {
             "max_pool_connections": S3_CONNECTIONS,
-            "connect_timeout": 3,
-            "read_timeout": 60,
-            "retries": {"max_attempts": 2, "mode": "standard"},
+            "connect_timeout": min(3.0, read_s / 2),
+            "read_timeout": read_s,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
         }
         if options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3"):
             # Newer botocore sends checksums by default, which break some servers that aren't AWS (trap 14).

@@ -11,15 +11,13 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from time import monotonic, perf_counter_ns
+from time import monotonic, perf_counter_ns, time
 
-import tracekv
 from tracekv.journal.vocabulary import MissReason, Operation, Outcome
 from tracekv_fsspec.arena import Arena, Slot
-from tracekv_fsspec.format import HEADER_BYTES, BadObject, check_block, padded, parse_header
+from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, check_block, padded, parse_header
 from tracekv_fsspec.index import Index, Place, Segment, Shard
-from tracekv_fsspec.paths import path_digest
+from tracekv_fsspec.report import Report, reported
 from tracekv_fsspec.store import Range, Store
 from tracekv_fsspec.store_errors import MISS_OF, StoreError
 
@@ -30,13 +28,13 @@ READERS = 8
 BATCH_BYTES = 4 << 20
 
 
-@dataclass
 class ReadTimes:
     """What reading cost a ticket, summed over its blocks of a shard."""
 
-    queued_ns: int = 0
-    read_ns: int = 0
-    verify_ns: int = 0
+    def __init__(self) -> None:
+        self.queued_ns = 0
+        self.read_ns = 0
+        self.verify_ns = 0
 
     def add(self, share: float, queued_ns: int, read_ns: int, verify_ns: int) -> None:
         """Add a shard's share of what a batch cost."""
@@ -90,28 +88,41 @@ class Ticket:
         return self.reasons.get(staged, MissReason.NOT_STAGED)
 
 
-@dataclass
 class _Wanted:
     """A block that is being read, and who waits for it."""
 
-    shard: Shard
-    place: Place
-    waiting: list[tuple[Ticket, int]] = field(default_factory=list)
+    __slots__ = ("place", "shard", "stored_bytes", "waiting")
+
+    def __init__(self, shard: Shard, place: Place, ticket: Ticket, number: int) -> None:
+        self.shard = shard
+        self.place = place
+        self.stored_bytes = padded(place.length)
+        self.waiting = [(ticket, number)]
 
 
-@dataclass
+class _HeaderCheck:
+    """What became of a segment's header, for those who read other parts of the segment at the same time."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.reason: MissReason | None = MissReason.ERROR
+
+
 class _Batch:
     """Blocks of one segment that are read by one task, in rising order of offset.
 
     Attributes:
-        followers: Batches of the same segment that wait until this one has found its header right.
+        header: Who has to be right before the blocks are; None where the segment's header was checked before.
+        reads_header: Whether this batch finds out.
     """
 
-    segment: Segment
-    wanted: list[_Wanted]
-    owner: Ticket
-    queued_ns: int
-    followers: list[_Batch] = field(default_factory=list)
+    def __init__(self, wanted: list[_Wanted], owner: Ticket, queued_ns: int, header: _HeaderCheck | None) -> None:
+        self.segment = wanted[0].place.segment
+        self.wanted = wanted
+        self.owner = owner
+        self.queued_ns = queued_ns
+        self.header = header
+        self.reads_header = False
 
 
 class Reader:
@@ -195,95 +206,118 @@ class Reader:
         if place is None or self._is_closed:
             ticket.reasons.setdefault(number, MissReason.NOT_STORED if place is None else MissReason.STORE_DOWN)
             return
-        if place.block.length != self._arena.page_bytes(shard):
+        if place.length != self._arena.page_bytes(shard):
             ticket.reasons.setdefault(number, MissReason.CORRUPT)
-            self._index.quarantine_block(shard, place, Outcome.FOREIGN)
+            self._index.quarantine_block(place, Outcome.FOREIGN)
             return
         wanted = self._in_flight.get((shard, key))
         if wanted is None:
-            wanted = self._in_flight[shard, key] = _Wanted(shard, place)
+            wanted = self._in_flight[shard, key] = _Wanted(shard, place, ticket, number)
             missing.append(wanted)
-        wanted.waiting.append((ticket, number))
+        else:
+            wanted.waiting.append((ticket, number))
         ticket.outstanding += 1
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
             try:
                 if self._is_closed:
-                    self._fail(_all_wanted(batch), MissReason.STORE_DOWN)
+                    self._fail(batch.wanted, MissReason.STORE_DOWN)
                 else:
                     self._read(batch)
             except Exception:
                 _log.exception("tracekv: reading from %s failed in an unforeseen way", self._store.url)
-                self._fail(_all_wanted(batch), MissReason.ERROR)
+                self._fail(batch.wanted, MissReason.ERROR)
+            finally:
+                if batch.reads_header and batch.header is not None:
+                    batch.header.done.set()
 
     def _read(self, batch: _Batch) -> None:
-        segment = batch.segment
-        filled: list[tuple[_Wanted, Slot]] = []
+        slots = self._arena.allocate_each([wanted.shard for wanted in batch.wanted])
+        filled = list(zip(batch.wanted, slots, strict=False))
         try:
-            for wanted in batch.wanted:
-                slot = self._arena.allocate(wanted.shard)
-                if slot is None:
-                    break
-                filled.append((wanted, slot))
             self._fail(batch.wanted[len(filled) :], MissReason.ARENA_FULL)
-            if not filled:
-                self._fail([w for follower in batch.followers for w in follower.wanted], MissReason.ARENA_FULL)
-                return
-            self._fetch(batch, filled)
+            if filled:
+                self._fetch(batch, filled)
+            elif batch.header is not None and batch.reads_header:
+                batch.header.reason = MissReason.ARENA_FULL
         finally:
             # Delivered slots are taken out of the list; what is left was not filled.
             for _, slot in filled:
                 self._arena.abandon(slot)
-        if segment.fault is None:
-            for follower in batch.followers:
-                self._batches.put(follower)
-        else:
-            reason = MISS_OF.get(segment.fault, MissReason.STORE_DOWN)
-            self._fail([w for follower in batch.followers for w in follower.wanted], reason)
 
     def _fetch(self, batch: _Batch, filled: list[tuple[_Wanted, Slot]]) -> None:
         segment = batch.segment
-        started = perf_counter_ns()
-        ranges = [Range(w.place.block.offset, padded(w.place.block.length)) for w, _ in filled]
+        ranges = [Range(wanted.place.offset, wanted.stored_bytes) for wanted, _ in filled]
         into = [self._arena.view(slot) for _, slot in filled]
-        if not segment.is_checked:
+        if batch.reads_header:
             ranges.insert(0, Range(0, HEADER_BYTES))
-            into.insert(0, memoryview(bytearray(HEADER_BYTES)))
-        blocks, outcome, message = len(filled), Outcome.OK, None
-        failed: list[tuple[_Wanted, MissReason]] = []
-        try:
-            self._store.read(segment.path, ranges, into)
-            read_ns = perf_counter_ns() - started
-            if not segment.is_checked:
-                self._check_header(segment, into[0])
-            failed = [(w, MissReason.CORRUPT) for w, slot in filled if not _is_intact(w, slot, self._arena)]
-        except (StoreError, BadObject) as error:
-            read_ns = perf_counter_ns() - started
-            outcome, message = error.outcome, str(error)
-            failed = [(w, MISS_OF.get(outcome, MissReason.STORE_DOWN)) for w, _ in filled]
-            if outcome in MISS_OF:
-                forgotten = self._index.quarantine_segment(segment, outcome)
-                _log.warning(
-                    "tracekv: %s is %s, %d blocks forgotten: %s", segment.path, outcome.value, forgotten, error
-                )
-        else:
-            for wanted, _ in failed:
-                outcome, message = Outcome.ALTERED, f"{len(failed)} of {blocks} blocks differ from their checksums"
-                self._index.quarantine_block(wanted.shard, wanted.place, Outcome.ALTERED)
-        verify_ns = perf_counter_ns() - started - read_ns
-        with self._changed:
-            for shard, count in Counter(wanted.shard for wanted, _ in filled).items():
-                batch.owner.times[shard].add(count / blocks, started - batch.queued_ns, read_ns, verify_ns)
-        self._deliver(filled, {id(wanted) for wanted, _ in failed})
-        for wanted, reason in failed:
-            self._fail([wanted], reason)
-        tracekv.store_operation(
-            Operation.READ, outcome, self._store.engine, started_ns=started, nbytes=sum(r.length for r in ranges),
-            blocks=blocks, bucket=self._store.bucket, key=path_digest(segment.path), request_id=batch.owner.request_id,
-            rank=segment.rank, queued_ns=started - batch.queued_ns, transfer_ns=read_ns, verify_ns=verify_ns,
-            error=message,
-        )  # fmt: skip
+            into.insert(0, aligned(HEADER_BYTES))
+        queued_ns = perf_counter_ns() - batch.queued_ns
+        failed: dict[int, MissReason] = {}
+        with reported(
+            self._store, Operation.READ, segment.path, nbytes=sum(r.length for r in ranges), blocks=len(filled),
+            queued_ns=queued_ns, request_id=batch.owner.request_id, rank=segment.rank,
+        ) as report:  # fmt: skip
+            reading = perf_counter_ns()
+            try:
+                self._store.read(segment.path, ranges, into)
+                report.transfer_ns = perf_counter_ns() - reading
+                failed = self._verify(batch, filled, into, report)
+            except (StoreError, BadObject) as error:
+                report.transfer_ns = report.transfer_ns or perf_counter_ns() - reading
+                report.failed(error)
+                reason = MISS_OF.get(error.outcome, MissReason.STORE_DOWN)
+                failed = dict.fromkeys(range(len(filled)), reason)
+                self._give_up(batch, error, reason)
+            report.verify_ns = perf_counter_ns() - reading - report.transfer_ns
+            segment.used_at = int(time())
+            with self._changed:
+                for shard, count in Counter(wanted.shard for wanted, _ in filled).items():
+                    share = count / len(filled)
+                    batch.owner.times[shard].add(share, queued_ns, report.transfer_ns, report.verify_ns)
+        wanted_of = [wanted for wanted, _ in filled]
+        self._deliver(filled, failed)
+        while filled:  # before anybody is told, so that who is told finds the slots free
+            self._arena.abandon(filled.pop()[1])
+        for number, reason in failed.items():
+            self._fail([wanted_of[number]], reason)
+
+    def _verify(
+        self, batch: _Batch, filled: list[tuple[_Wanted, Slot]], into: list[memoryview], report: Report
+    ) -> dict[int, MissReason]:
+        """Check header and blocks; which of them are wrong, and why."""
+        header = batch.header
+        if batch.reads_header and header is not None:
+            self._check_header(batch.segment, into.pop(0))
+            header.reason = None
+            header.done.set()
+        failed: dict[int, MissReason] = {}
+        for number, ((wanted, _), view) in enumerate(zip(filled, into, strict=True)):
+            try:
+                check_block(view, wanted.place.length, wanted.place.checksum)
+            except BadObject:
+                failed[number] = MissReason.CORRUPT
+                self._index.quarantine_block(wanted.place, Outcome.ALTERED)
+        if failed:
+            report.outcome = Outcome.ALTERED
+            report.error = f"{len(failed)} of {len(filled)} blocks differ from their checksums"
+            _log.warning("tracekv: %s: %s; they are forgotten", batch.segment.path, report.error)
+        if header is not None and not batch.reads_header:
+            # Who reads it came earlier in the same queue, so it is on its way.
+            header.done.wait()
+            if header.reason is not None:
+                return dict.fromkeys(range(len(filled)), header.reason)
+        return failed
+
+    def _give_up(self, batch: _Batch, error: StoreError | BadObject, reason: MissReason) -> None:
+        if batch.reads_header and batch.header is not None:
+            batch.header.reason = reason
+        if error.outcome in MISS_OF:
+            forgotten = self._index.quarantine_segment(batch.segment, error.outcome)
+            _log.warning(
+                "tracekv: %s is %s, %d blocks forgotten: %s", batch.segment.path, error.outcome.value, forgotten, error
+            )
 
     def _check_header(self, segment: Segment, data: memoryview) -> None:
         header = parse_header(data)
@@ -292,28 +326,28 @@ class Reader:
             header.world, header.total_bytes,
         )  # fmt: skip
         expected = (
-            self._deployment, self._layout, segment.namespace, segment.writer, segment.sequence, segment.rank,
-            segment.world, segment.size,
+            self._deployment, self._layout, segment.namespace, *segment.commit, segment.rank, segment.world, segment.size,
         )  # fmt: skip
         if found != expected:
             raise BadObject(Outcome.FOREIGN, "segment that isn't the one its manifest names")
         segment.is_checked = True
 
-    def _deliver(self, filled: list[tuple[_Wanted, Slot]], failed: set[int]) -> None:
+    def _deliver(self, filled: list[tuple[_Wanted, Slot]], failed: dict[int, MissReason]) -> None:
         """Make verified blocks findable, and pin them for whoever waits. Leaves in ``filled`` what failed."""
-        verified = [pair for pair in filled if id(pair[0]) not in failed]
-        filled[:] = [pair for pair in filled if id(pair[0]) in failed]
+        verified = [pair for number, pair in enumerate(filled) if number not in failed] if failed else filled[:]
+        filled[:] = [pair for number, pair in enumerate(filled) if number in failed]
         with self._changed:
-            for wanted, slot in verified:
-                shard, key = wanted.shard, wanted.place.block.key
-                held = self._arena.commit(slot, key)
+            held = self._arena.commit_each([(slot, wanted.place.key) for wanted, slot in verified])
+            for (wanted, _), slot in zip(verified, held, strict=True):
+                shard, key = wanted.shard, wanted.place.key
                 self._in_flight.pop((shard, key), None)
+                mine: Slot | None = slot  # the pin of the commit is the first waiter's
                 for ticket, number in wanted.waiting:
-                    ticket.slots[shard][number] = self._arena.pin(shard, key)
+                    ticket.slots[shard][number] = mine or self._arena.pin(shard, key)
+                    mine = None
                     ticket.is_read[shard][number] = 1
                     ticket.outstanding -= 1
                     self._release_if_done(ticket)
-                self._arena.unpin_each([held])
             self._changed.notify_all()
 
     def _fail(self, failed: Sequence[_Wanted], reason: MissReason) -> None:
@@ -321,7 +355,7 @@ class Reader:
             return
         with self._changed:
             for wanted in failed:
-                place = (wanted.shard, wanted.place.block.key)
+                place = (wanted.shard, wanted.place.key)
                 if self._in_flight.get(place) is not wanted:
                     continue
                 del self._in_flight[place]
@@ -340,40 +374,23 @@ class Reader:
             del slots[ticket.taken :]
 
 
-def _is_intact(wanted: _Wanted, slot: Slot, arena: Arena) -> bool:
-    try:
-        check_block(wanted.place.block, arena.view(slot))
-    except BadObject:
-        return False
-    return True
-
-
 def _batches(missing: list[_Wanted], owner: Ticket) -> list[_Batch]:
     """Group by segment, in rising order of offset, in pieces of :data:`BATCH_BYTES`."""
     by_segment: dict[int, list[_Wanted]] = {}
     for wanted in missing:
-        by_segment.setdefault(id(wanted.place.segment), []).append(wanted)
+        by_segment.setdefault(id(wanted.place.run.segment), []).append(wanted)
     now = perf_counter_ns()
-    ready = []
+    batches: list[_Batch] = []
     for group in by_segment.values():
-        group.sort(key=lambda wanted: wanted.place.block.offset)
-        segment = group[0].place.segment
-        batches = [_Batch(segment, [], owner, now)]
-        size = 0
-        for wanted in group:
-            length = padded(wanted.place.block.length)
-            if size and size + length > BATCH_BYTES:
-                batches.append(_Batch(segment, [], owner, now))
-                size = 0
-            batches[-1].wanted.append(wanted)
-            size += length
-        if segment.is_checked:
-            ready += batches
-        else:
-            batches[0].followers = batches[1:]
-            ready.append(batches[0])
-    return ready
-
-
-def _all_wanted(batch: _Batch) -> list[_Wanted]:
-    return [wanted for each in (batch, *batch.followers) for wanted in each.wanted]
+        group.sort(key=lambda wanted: wanted.place.offset)
+        header = None if group[0].place.segment.is_checked else _HeaderCheck()
+        first = len(batches)
+        start = size = 0
+        for number, wanted in enumerate(group):
+            if size and size + wanted.stored_bytes > BATCH_BYTES:
+                batches.append(_Batch(group[start:number], owner, now, header))
+                start, size = number, 0
+            size += wanted.stored_bytes
+        batches.append(_Batch(group[start:], owner, now, header))
+        batches[first].reads_header = header is not None
+    return batches

@@ -19,7 +19,7 @@ from tracekv_fsspec.planning import Planner
 from tracekv_fsspec.requests import Request, Requests
 from tracekv_fsspec.settings import Settings
 from tracekv_fsspec.stager import Stager
-from tracekv_fsspec.store import Store, check_usable, open_store
+from tracekv_fsspec.store import Deadlines, Store, check_usable, open_store
 
 _log = logging.getLogger("tracekv.fsspec")
 
@@ -48,7 +48,7 @@ class Scheduler(KvCacheConnectorScheduler):
                 "digest): blocks of other weights would be served as this model's, so there is no default."
             )
         refuse_ranks()
-        self._store: Store = open_store(self._settings.url, self._settings.storage_options)
+        self._store: Store = open_configured(self._settings)
         check_usable(self._store)
         self._engine: offers.Engine | None = None
         self._planner: Planner | None = None
@@ -117,12 +117,12 @@ class Scheduler(KvCacheConnectorScheduler):
 
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
         """Forget the request. Its pages aren't kept: no copy outlives the pass that names them. May come twice."""
-        self._requests.forget(int(request.request_id))
+        self._ended(int(request.request_id))
         return False
 
     def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: list[list[int]]) -> bool:
         """As :meth:`request_finished`."""
-        self._requests.forget(int(request.request_id))
+        self._ended(int(request.request_id))
         return False
 
     def flush(self, seconds: float) -> bool:
@@ -151,6 +151,11 @@ class Scheduler(KvCacheConnectorScheduler):
         if self._planner is not None:
             self._planner.release(request)
 
+    def _ended(self, request_id: int) -> None:
+        self._requests.forget(request_id)
+        if self._engine is not None:
+            self._engine.stager.writer.request_ended(request_id)
+
     def _after_alloc(self, request: Any) -> None:
         # A request that was never queried (a dummy, one whose KV another engine sends) is none of ours: it isn't saved.
         books = self._requests.get(int(request.request_id))
@@ -169,6 +174,16 @@ class Scheduler(KvCacheConnectorScheduler):
             started_ns=perf_counter_ns(),
             reason=reason,
         )
+
+
+def open_configured(settings: Settings) -> Store:
+    """The store that the settings name.
+
+    Raises:
+        StoreUnusable: As :func:`tracekv_fsspec.store.open_store`.
+    """
+    deadlines = Deadlines(settings.read_deadline_ms / 1000, settings.write_deadline_ms / 1000)
+    return open_store(settings.url, settings.storage_options, s3_client=settings.s3_client, deadlines=deadlines)
 
 
 def refuse_ranks() -> None:

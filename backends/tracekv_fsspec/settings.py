@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -34,6 +34,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     write_queue_bytes: Bytes = 256 << 20
     #: How often other writers' manifests are looked for.
     refresh_ms: Annotated[int, msgspec.Meta(ge=10)] = 2000
+    #: How long a read may take with all its tries before its blocks are a miss.
+    read_deadline_ms: Annotated[int, msgspec.Meta(ge=10)] = 5000
+    #: How long a write may take with all its tries before its blocks are dropped.
+    write_deadline_ms: Annotated[int, msgspec.Meta(ge=10)] = 30_000
+    #: Who speaks S3: ``obstore`` (fast) or ``s3fs`` (takes every option of botocore's).
+    s3_client: Literal["obstore", "s3fs"] = "obstore"
     #: Options for the fsspec file system, as JSON in a variable. Never printed.
     storage_options: dict[str, Any] = {}
     #: Digest of the scales of a quantized KV cache, where they aren't part of the weights that ``model_id`` names.

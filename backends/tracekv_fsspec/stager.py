@@ -74,12 +74,11 @@ class Stager:
         self.deployment = digest
         self.arena = Arena(page_bytes, settings.arena_bytes)
         self.index = Index(page_bytes)
-        self.catalog = Catalog(
-            store, self.index, deployment=digest, writer=header.writer, refresh_s=settings.refresh_ms / 1000
-        )
+        own = [header.writer]
+        self.catalog = Catalog(store, self.index, deployment=digest, own=own, refresh_s=settings.refresh_ms / 1000)
         self.catalog.start()
         self.reader = Reader(store, self.index, self.arena, deployment=digest, layout=deployment.layout)
-        self.writer = Writer(store, self.index, self.arena, header, settings.write_queue_bytes)
+        self.writer = Writer(store, self.index, self.arena, header, settings.write_queue_bytes, own)
         self.copies = Copies(self.arena.unpin_each, self.writer.submit, self._lost)
         self._closing = threading.Lock()
         self._is_closed = False

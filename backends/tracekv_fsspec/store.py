@@ -1,32 +1,26 @@
-"""Where segments and manifests live: a small seam, and the engine for any fsspec URL.
+"""Where segments and manifests live: the seam between the backend and any store.
 
-Everything else (retries, pacing, a breaker, faults in tests) wraps :class:`Store` from outside.
+An engine (``engines``) is one implementation; what holds for all of them (retries, pacing, the breaker, the fork guard: ``wrappers``)
+wraps this seam from outside.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import os
+import builtins
 import secrets
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-
-import fsspec
-from fsspec.core import url_to_fs
 
 from tracekv.journal.vocabulary import Outcome, Tier
 from tracekv_fsspec import protocols
-from tracekv_fsspec.store_errors import AlreadyExists, StoreError, StoreUnusable, translated
+from tracekv_fsspec.store_errors import AlreadyExists, SlowDown, StoreError, StoreUnusable
 
 #: Prefix of files that are still being written. No listing shows them.
-_UNFINISHED = ".unfinished-"
-#: Ranges that follow each other are one request, up to so many bytes.
-MERGED_BYTES = 8 << 20
-#: A PUT of one request; s3fs would otherwise split into several.
-_S3_CHUNK = 1 << 30
+UNFINISHED = ".unfinished-"
+#: Ranges that follow each other are one request, up to so many bytes (a batch of the reader, and the header before it).
+MERGED_BYTES = (4 << 20) + 4096
+
+Data = bytes | bytearray | memoryview
 
 
 class Range(NamedTuple):
@@ -37,10 +31,11 @@ class Range(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An object: its path below the root, and its size in bytes."""
+    """An object: its path below the root, its size in bytes, and when it was written (seconds since 1970; 0: not told)."""
 
     path: str
     size: int
+    modified: float = 0.0
 
 
 class Store(Protocol):
@@ -53,15 +48,19 @@ class Store(Protocol):
         tier: Where KV that is read from here comes from.
         bucket: The bucket of an object store, else None.
         url: For messages: no user, no password.
+        is_create_atomic: Whether of two writers that create one path at the same time exactly one wins.
+        lists_after: Whether a listing behind a path costs no more than what it finds.
     """
 
     engine: str
     tier: Tier
     bucket: str | None
     url: str
+    is_create_atomic: bool
+    lists_after: bool
 
-    def put(self, path: str, data: bytes | bytearray, *, create_only: bool) -> None:
-        """Write a whole object; a reader sees all of it or nothing.
+    def put(self, path: str, *parts: Data, create_only: bool) -> None:
+        """Write a whole object, the parts one after the other; a reader sees all of it or nothing.
 
         Raises:
             AlreadyExists: ``create_only``, and there is one. It is left as it is.
@@ -74,10 +73,10 @@ class Store(Protocol):
             StoreError: ``TRUNCATED`` where the object ends before a range does.
         """
 
-    def read_all(self, path: str, size: int) -> bytes:
-        """A whole object of the size that the listing gave."""
+    def sizes(self, paths: Sequence[str]) -> builtins.list[int | None]:
+        """How large each object is now, in one round; None for those that aren't there."""
 
-    def list(self, prefix: str, *, after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str, *, after: str = "") -> Sequence[Entry]:
         """Objects whose path begins with the folder ``prefix``, in rising order of path, behind ``after``."""
 
     def delete(self, path: str) -> None:
@@ -87,151 +86,87 @@ class Store(Protocol):
         """Give connections back. Further calls are errors."""
 
 
-def open_store(url: str, options: Mapping[str, Any] | None = None) -> FsspecStore:
-    """Open the store at an fsspec URL.
+class Deadlines(NamedTuple):
+    """How long an operation may take with all its tries, in seconds, before it counts as failed."""
+
+    read_s: float = 5.0
+    write_s: float = 30.0
+
+
+def open_store(
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    s3_client: str = "obstore",
+    deadlines: Deadlines | None = None,
+) -> Store:
+    """Open the store at an fsspec URL, with everything around it that makes a failing one bearable.
+
+    Args:
+        options: fsspec's storage options for the protocol.
+        s3_client: ``obstore`` or ``s3fs``.
 
     Raises:
-        StoreUnusable: No such protocol, or its package is missing, or it doesn't take an option.
+        StoreUnusable: No such protocol, or its package is missing, or it can't express an option.
+    """
+    from tracekv_fsspec.wrappers import guarded
+
+    deadlines = deadlines or Deadlines()
+    return guarded(open_engine(url, options, s3_client=s3_client, deadlines=deadlines), deadlines)
+
+
+def open_engine(
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    s3_client: str = "obstore",
+    deadlines: Deadlines | None = None,
+) -> Store:
+    """The bare engine for a URL: one try per call; for :func:`open_store`, benchmarks and tests.
+
+    Raises:
+        StoreUnusable: As :func:`open_store`.
     """
     options = options or {}
+    deadlines = deadlines or Deadlines()
     protocol = protocols.protocol_of(url)
-    hidden = protocols.Secrets(url, options)
-    try:
-        file_system, root = url_to_fs(url, **_per_protocol(url, options))
-    except (ImportError, ValueError, TypeError, OSError) as error:
-        raise StoreUnusable(
-            f"tracekv: TRACEKV_FSSPEC__URL={protocols.shown_url(url)} can't be opened: "
-            f"{hidden.hidden_in(str(error) or type(error).__name__)}. "
-            f"For s3:// install tracekv[s3]; options go to TRACEKV_FSSPEC__STORAGE_OPTIONS."
-        ) from None
-    if protocol in protocols.S3 and "mode" not in inspect.signature(file_system._pipe_file).parameters:
-        raise StoreUnusable("tracekv: this s3fs has no create-only writes. Install s3fs>=2024.12 (tracekv[s3]).")
-    return FsspecStore(file_system, str(root), protocol, protocols.shown_url(url), hidden)
+    if "::" not in url:
+        if protocol in protocols.LOCAL:
+            from tracekv_fsspec.engines.local import open_local
+
+            return open_local(url, options)
+        if protocol in protocols.S3 and s3_client == "obstore":
+            from tracekv_fsspec.engines.s3 import open_s3
+
+            return open_s3(url, options, deadlines)
+    from tracekv_fsspec.engines.generic import open_generic
+
+    return open_generic(url, options, deadlines)
 
 
-def _per_protocol(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    protocol = protocols.protocol_of(url)
-    merged = protocols.file_system_options(protocol, options)
-    return {protocol: merged} if "::" in url else merged
+def read_whole(store: Store, path: str, size: int) -> bytes:
+    """A whole object of the size that the listing gave."""
+    data = bytearray(size)
+    if size:
+        view = memoryview(data)
+        ranges = [Range(at, min(MERGED_BYTES, size - at)) for at in range(0, size, MERGED_BYTES)]
+        store.read(path, ranges, [view[at : at + length] for at, length in ranges])
+    return bytes(data)
 
 
-class FsspecStore:
-    """Any fsspec file system, used so that none of its caches and defaults gets between us and the bytes.
-
-    The file system belongs to the process that opened it: after a fork its connections hang, so each call checks.
-
-    Source: storage.md section 6 for the traps that are avoided here.
-    """
-
-    #: fsspec's memory file system has no exclusive create of its own; one process, so a lock is one.
-    _memory_lock = threading.Lock()
-
-    def __init__(
-        self, file_system: fsspec.AbstractFileSystem, root: str, protocol: str, url: str, hidden: protocols.Secrets
-    ) -> None:
-        self._fs = file_system
-        self._root = root.rstrip("/")
-        self._protocol = protocol
-        self._hidden = hidden
-        self._pid = os.getpid()
-        self._closed = False
-        self.url = url
-        self.engine = protocols.engine_of(protocol)
-        self.tier = protocols.tier_of(protocol)
-        self.bucket = self._root.split("/", 1)[0] if protocol in protocols.S3 else None
-
-    def put(self, path: str, data: bytes | bytearray, *, create_only: bool) -> None:
-        """Write a whole object. On protocols without an exclusive create, two writers of one path aren't told apart."""
-        with self._translating("write", path):
-            if self._protocol in protocols.LOCAL:
-                _put_file(self._full(path), data, create_only)
-            elif self._protocol == "memory":
-                with self._memory_lock:
-                    if create_only and self._fs.exists(self._full(path)):
-                        raise FileExistsError(path)
-                    self._fs.pipe_file(self._full(path), bytes(data))
-            elif self._protocol in protocols.S3:
-                mode = "create" if create_only else "overwrite"
-                self._fs.pipe_file(self._full(path), bytes(data), mode=mode, chunksize=_S3_CHUNK)
-            else:
-                if create_only and self._fs.exists(self._full(path)):
-                    raise FileExistsError(path)
-                self._fs.pipe_file(self._full(path), bytes(data))
-
-    def read(self, path: str, ranges: Sequence[Range], into: Sequence[memoryview]) -> None:
-        """Fill each buffer with its range, exactly."""
-        with self._translating("read", path):
-            for first, end in _runs(ranges):
-                start = ranges[first].offset
-                stop = ranges[end - 1].offset + ranges[end - 1].length
-                # Both ends, always: without them s3fs asks for the size first, and answers from a stale one.
-                data = memoryview(self._fs.cat_file(self._full(path), start=start, end=stop))
-                if len(data) != stop - start:
-                    raise StoreError(
-                        Outcome.TRUNCATED, f"{path} gave {len(data)} bytes instead of {stop - start} from {start} on"
-                    )
-                for number in range(first, end):
-                    offset = ranges[number].offset - start
-                    into[number][:] = data[offset : offset + ranges[number].length]
-
-    def read_all(self, path: str, size: int) -> bytes:
-        """A whole object of the size that the listing gave."""
-        data = bytearray(size)
-        if size:
-            self.read(path, [Range(0, size)], [memoryview(data)])
-        return bytes(data)
-
-    def list(self, prefix: str, *, after: str = "") -> Iterator[Entry]:
-        """Objects below the folder ``prefix``, in rising order of path, behind ``after``."""
-        with self._translating("list", prefix):
-            try:
-                found = self._fs.find(self._full(prefix), detail=True)
-            except FileNotFoundError:
-                found = {}
-            # Some servers list the folder itself, as an object of no bytes.
-            below = self._full(prefix) + "/"
-            cut = len(self._root) + 1
-            entries = sorted(
-                Entry(name[cut:], int(info.get("size") or 0))
-                for name, info in found.items()
-                if name.startswith(below) and not name.rsplit("/", 1)[-1].startswith(_UNFINISHED)
-            )
-        return (entry for entry in entries if entry.path > after)
-
-    def delete(self, path: str) -> None:
-        """Remove an object; none there is no error."""
-        with self._translating("delete", path), contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._full(path))
-
-    def close(self) -> None:
-        """Close the client's connections: left to the interpreter's exit they leak or hang (trap 11)."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        client = getattr(self._fs, "_s3", None)
-        if client is not None:
-            with contextlib.suppress(Exception):  # a connection that is broken already is closed, too
-                self._fs.close_session(self._fs.loop, client)
-
-    def _full(self, path: str) -> str:
-        return f"{self._root}/{path}".rstrip("/")
-
-    @contextlib.contextmanager
-    def _translating(self, verb: str, path: str) -> Iterator[None]:
-        if os.getpid() != self._pid:
-            raise StoreError(
-                Outcome.ERROR,
-                f"the store {self.url} was opened by process {self._pid} and this is a fork of it, where its connections "
-                "hang. Open it in the child, or start the child with spawn.",
-            )
-        if self._closed:
-            raise StoreError(Outcome.ERROR, f"the store {self.url} is closed")
-        try:
-            yield
-        except StoreError:
-            raise
-        except Exception as error:  # every kind that a file system may raise; translated() sorts them
-            raise translated(error, f"{verb} {self.url.rstrip('/')}/{path}", self._hidden) from None
+def runs(ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
+    """Index ranges of neighbours that are read at once."""
+    first = 0
+    for number in range(1, len(ranges) + 1):
+        if number < len(ranges):
+            last = ranges[number - 1]
+            adjoins = ranges[number].offset == last.offset + last.length
+            fits = ranges[number].offset + ranges[number].length - ranges[first].offset <= MERGED_BYTES
+            if adjoins and fits:
+                continue
+        if first < number:
+            yield first, number
+        first = number
 
 
 def check_usable(store: Store) -> None:
@@ -246,7 +181,7 @@ def check_usable(store: Store) -> None:
     try:
         store.put(path, data, create_only=True)
         doing = "read from"
-        same = store.read_all(path, len(data)) == data
+        same = read_whole(store, path, len(data)) == data
         doing = "listed"
         listed = [entry.path for entry in store.list("probe/")]
         doing = "deleted from"
@@ -274,51 +209,19 @@ _ADVICE = {
     Outcome.ERROR: "Check TRACEKV_FSSPEC__URL and TRACEKV_FSSPEC__STORAGE_OPTIONS.",
 }
 
-
-def _runs(ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
-    """Index ranges of neighbours that are read at once."""
-    first = 0
-    for number in range(1, len(ranges) + 1):
-        if number < len(ranges):
-            last = ranges[number - 1]
-            adjoins = ranges[number].offset == last.offset + last.length
-            fits = ranges[number].offset + ranges[number].length - ranges[first].offset <= MERGED_BYTES
-            if adjoins and fits:
-                continue
-        if first < number:
-            yield first, number
-        first = number
-
-
-def _put_file(path: str, data: bytes | bytearray, create_only: bool) -> None:
-    """Whole or not at all, by a second name: ``link`` fails where the path exists, ``replace`` doesn't.
-
-    There is no fsync: it's a cache. What a power cut tears is found by its checksums.
-    """
-    target = Path(path)
-    unfinished = target.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with unfinished.open("xb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-        if create_only:
-            os.link(unfinished, target)
-        else:
-            unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 __all__ = [
     "AlreadyExists",
+    "Data",
+    "Deadlines",
     "Entry",
-    "FsspecStore",
     "Range",
+    "SlowDown",
     "Store",
     "StoreError",
     "StoreUnusable",
     "check_usable",
+    "open_engine",
     "open_store",
+    "read_whole",
+    "runs",
 ]

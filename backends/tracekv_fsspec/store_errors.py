@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import re
 from collections.abc import Iterator
 
 from tracekv.journal.vocabulary import DropReason, MissReason, Outcome
@@ -23,6 +25,13 @@ class AlreadyExists(StoreError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Outcome.EXISTS, message)
+
+
+class SlowDown(StoreError):
+    """The store asks for fewer requests (S3's 503 ``SlowDown``, 429)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Outcome.UNAVAILABLE, message)
 
 
 class StoreUnusable(RuntimeError):
@@ -80,6 +89,7 @@ _BY_S3_CODE = {
     "403": Outcome.DENIED,
     "401": Outcome.DENIED,
     "SlowDown": Outcome.UNAVAILABLE,
+    "429": Outcome.UNAVAILABLE,
     "ServiceUnavailable": Outcome.UNAVAILABLE,
     "InternalError": Outcome.UNAVAILABLE,
     "ConditionalRequestConflict": Outcome.UNAVAILABLE,
@@ -91,8 +101,13 @@ _BY_S3_CODE = {
     "504": Outcome.TIMEOUT,
 }
 
-#: Classes of botocore and aiohttp, by name: they aren't there where their file system isn't.
+_SLOW_DOWN = frozenset({"SlowDown", "ServiceUnavailable", "503", "429"})
+
+#: Classes of botocore, aiohttp and obstore, by name: they aren't there where their file system isn't.
 _BY_CLASS = {
+    "AlreadyExistsError": Outcome.EXISTS,
+    "PermissionDeniedError": Outcome.DENIED,
+    "UnauthenticatedError": Outcome.DENIED,
     "NoCredentialsError": Outcome.DENIED,
     "PartialCredentialsError": Outcome.DENIED,
     "CredentialRetrievalError": Outcome.DENIED,
@@ -107,23 +122,48 @@ _BY_CLASS = {
 }
 
 
+#: What obstore's messages say of an answer or of a connection that gave none; its classes don't tell these apart.
+_OBSTORE_CODE = re.compile(r"<Code>(\w+)</Code>")
+_OBSTORE_STATUS = re.compile(r"status code: (\d{3})")
+_OBSTORE_KIND = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
+_OBSTORE_NOISE = re.compile(r"\s*\n\s*Debug source:.*|\s*<\?xml.*", re.DOTALL)
+
+
+@contextlib.contextmanager
+def translating(doing: str, hidden: Secrets) -> Iterator[None]:
+    """Whatever the block raises becomes a :class:`StoreError`."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # every kind that a file system may raise; translated() sorts them
+        raise translated(error, doing, hidden) from None
+
+
 def translated(error: Exception, doing: str, hidden: Secrets) -> StoreError:
     """The same failure as a :class:`StoreError`."""
     outcome = _outcome_of(error)
-    text = hidden.hidden_in(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    shown = _OBSTORE_NOISE.sub("", str(error))
+    if shown != str(error) and (code := _OBSTORE_CODE.search(str(error))):
+        shown += f" {code[1]}"
+    text = hidden.hidden_in(f"{type(error).__name__}: {shown}" if shown else type(error).__name__)
     if outcome is Outcome.EXISTS:
         return AlreadyExists(f"{doing}: {text}")
+    if outcome is Outcome.UNAVAILABLE and any(_SLOW_DOWN & set(_codes(link)) for link in _chain(error)):
+        return SlowDown(f"{doing}: {text}")
     return StoreError(outcome, f"{doing}: {text}")
 
 
 def _outcome_of(error: Exception) -> Outcome:
     for link in _chain(error):
-        code = _s3_code(link)
-        if code in _BY_S3_CODE:
-            return _BY_S3_CODE[code]
+        for code in _codes(link):
+            if code in _BY_S3_CODE:
+                return _BY_S3_CODE[code]
     for link in _chain(error):
         if isinstance(link, (TimeoutError, asyncio.TimeoutError)):
             return Outcome.TIMEOUT
+        if type(link).__name__ == "GenericError" and (kind := _OBSTORE_KIND.search(str(link))):
+            return Outcome.TIMEOUT if kind[1] == "Timeout" else Outcome.UNAVAILABLE
         for cls in type(link).__mro__:
             if cls.__name__ in _BY_CLASS:
                 return _BY_CLASS[cls.__name__]
@@ -138,12 +178,17 @@ def _outcome_of(error: Exception) -> Outcome:
     return Outcome.ERROR
 
 
-def _s3_code(error: BaseException) -> str | None:
+def _codes(error: BaseException) -> list[str]:
+    """S3's error code and HTTP status, the more telling first; empty where the error isn't an S3 client's."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         code = (response.get("Error") or {}).get("Code")
-        return str(code) if code else str((response.get("ResponseMetadata") or {}).get("HTTPStatusCode"))
-    return None
+        status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+        return [str(found) for found in (code, status) if found]
+    if type(error).__module__.startswith("obstore") or isinstance(error, FileNotFoundError):
+        text = str(error)
+        return [match[1] for match in (_OBSTORE_CODE.search(text), _OBSTORE_STATUS.search(text)) if match]
+    return []
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,20 +15,24 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter_ns
 
 import tracekv
-from tracekv.journal.vocabulary import Direction, DropReason, Operation, Outcome
+from tracekv.journal.vocabulary import Direction, DropReason, Operation
 from tracekv_fsspec.arena import Arena, Slot
 from tracekv_fsspec.format import Block, Payload, SegmentHeader, pack_segment
 from tracekv_fsspec.index import Index, Shard
-from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry, pack_manifest
-from tracekv_fsspec.paths import manifest_path, path_digest, segment_path
-from tracekv_fsspec.store import Store
+from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry, pack
+from tracekv_fsspec.paths import manifest_path, new_writer, segment_path
+from tracekv_fsspec.report import reported
+from tracekv_fsspec.store import Data, Store
 from tracekv_fsspec.store_errors import DROP_OF, AlreadyExists, StoreError
 
 _log = logging.getLogger("tracekv.fsspec")
 
-#: A segment is sealed at this size, or when its first block has waited this long.
+#: A segment is sealed at this size, when the last request in it has ended, or when its first block has waited this long.
 SEGMENT_BYTES = 32 << 20
 SEAL_AFTER_S = 0.2
+#: A writer that committed nothing for so long goes on under a new id, which others find behind all they know: so they need not
+#: look again and again at those who fell silent (``catalog.LIVE_S``).
+ROTATE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class _Open:
     since_ns: int
     nbytes: int = 0
     blocks: list[SaveBlock] = field(default_factory=list)
+    requests: set[int] = field(default_factory=set)
 
 
 class Writer:
@@ -64,9 +69,15 @@ class Writer:
     Args:
         header: What every segment's header of this engine has in common.
         queue_bytes: How much may be pending.
+        own: The ids that this engine wrote under; the header's is the first, others are appended.
     """
 
-    def __init__(self, store: Store, index: Index, arena: Arena, header: SegmentHeader, queue_bytes: int) -> None:
+    def __init__(
+        self, store: Store, index: Index, arena: Arena, header: SegmentHeader, queue_bytes: int, own: list[bytes]
+    ) -> None:
+        self._own = own
+        self._committed_at = monotonic()
+        self._ended: list[int] = []
         self._store = store
         self._index = index
         self._arena = arena
@@ -121,6 +132,12 @@ class Writer:
         self.cancel(blocks)
         _report_drop(DropReason.CLOSED, blocks, self._arena)
 
+    def request_ended(self, request_id: int) -> None:
+        """Nothing more comes of a request: a segment in which it was the last one needn't wait for others."""
+        with self._changed:
+            self._ended.append(request_id)
+            self._changed.notify_all()
+
     def flush(self, seconds: float) -> bool:
         """Seal what is open and wait until all that was submitted is stored or dropped; False if that took too long."""
         deadline = monotonic() + seconds
@@ -147,14 +164,25 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._submitted or self._is_closed or (self._is_flushing and self._open) or self._is_due()):
+                while not (
+                    self._submitted
+                    or self._ended
+                    or self._is_closed
+                    or (self._is_flushing and self._open)
+                    or self._is_due()
+                ):
                     self._is_flushing = False
                     self._changed.wait(self._until_due())
                 blocks, self._submitted = self._submitted, []
+                ended, self._ended = self._ended, []
                 is_last = self._is_closed
                 seal_all = is_last or self._is_flushing
             self._take(blocks)
-            for namespace in [name for name, group in self._open.items() if seal_all or self._is_old(group)]:
+            for group in self._open.values():
+                group.requests.difference_update(ended)
+            for namespace in [
+                name for name, group in self._open.items() if seal_all or not group.requests or self._is_old(group)
+            ]:
                 self._seal(namespace)
             if is_last and not self._submitted:
                 return
@@ -185,6 +213,7 @@ class Writer:
                 SaveBlock(block.request_id, block.namespace, block.key, block.ordinal, block.tokens, slot)
             )
             group.nbytes += size
+            group.requests.add(block.request_id)
 
     def _seal(self, namespace: bytes) -> None:
         group = self._open.pop(namespace)
@@ -208,6 +237,9 @@ class Writer:
 
     def _store_blocks(self, namespace: bytes, group: _Open) -> None:
         """Segments of every rank first, then the manifest: it is the commit."""
+        if monotonic() - self._committed_at > ROTATE_S:
+            self._header, self._sequence = self._header._replace(writer=new_writer()), 0
+            self._own.append(self._header.writer)
         sequence, self._sequence = self._sequence, self._sequence + 1
         by_rank: dict[int, list[SaveBlock]] = defaultdict(list)
         for block in group.blocks:
@@ -219,22 +251,23 @@ class Writer:
             for rank, blocks in sorted(by_rank.items()):
                 path = segment_path(header.deployment, header.writer, sequence, rank)
                 own = header._replace(namespace=namespace, sequence=sequence, rank=rank)
-                data, packed = pack_segment(own, self._payloads(blocks))
-                self._put(path, data, len(blocks), group, rank)
+                parts, packed = pack_segment(own, self._payloads(blocks))
+                size = self._put(path, parts, len(blocks), group, rank)
                 entries += [_entry(block, len(segments)) for block in packed]
-                segments.append(SegmentEntry(path, len(data), rank))
+                segments.append(SegmentEntry(path, size, rank))
             manifest = Manifest(namespace, header.writer, sequence, header.world, segments, entries)
             path = manifest_path(header.deployment, header.writer, sequence)
-            self._put(path, pack_manifest(header.deployment, manifest), len(entries), group, 0)
+            self._put(path, [pack(header.deployment, manifest)], len(entries), group, 0)
         except StoreError:
             for segment in segments:  # nobody will ever find them
                 with contextlib.suppress(StoreError):
                     self._store.delete(segment.path)
             raise
+        self._committed_at = monotonic()
         self._index.add(manifest)
 
     def _payloads(self, blocks: Sequence[SaveBlock]) -> list[Payload]:
-        """Layer group by layer group, so that a prompt's blocks of a group are neighbours."""
+        """Layer group by layer group, so that a prompt's blocks of a group are neighbours. Not copied: slots have their padding."""
         ordered = sorted(blocks, key=lambda block: block.shard.layer_group)
         return [
             Payload(
@@ -242,28 +275,24 @@ class Writer:
                 block.shard.layer_group,
                 block.ordinal,
                 block.tokens,
-                self._arena.view(block.slot)[: self._arena.page_bytes(block.shard)],
+                self._arena.view(block.slot),
+                self._arena.page_bytes(block.shard),
             )
             for block in ordered
         ]
 
-    def _put(self, path: str, data: bytes | bytearray, blocks: int, group: _Open, rank: int) -> None:
-        started = perf_counter_ns()
-        outcome, message = Outcome.OK, None
-        try:
-            self._store.put(path, data, create_only=True)
-        except AlreadyExists as error:
-            # Nobody else writes this path: an earlier try of the client's own got through, and its answer was lost.
-            outcome, message = Outcome.EXISTS, str(error)
-        except StoreError as error:
-            outcome, message = error.outcome, str(error)
-            raise
-        finally:
-            tracekv.store_operation(
-                Operation.PUT, outcome, self._store.engine, started_ns=started, nbytes=len(data), blocks=blocks,
-                bucket=self._store.bucket, key=path_digest(path), rank=rank, queued_ns=started - group.since_ns,
-                transfer_ns=perf_counter_ns() - started, error=message,
-            )  # fmt: skip
+    def _put(self, path: str, parts: Sequence[Data], blocks: int, group: _Open, rank: int) -> int:
+        size = sum(map(len, parts))
+        queued_ns = perf_counter_ns() - group.since_ns
+        with reported(
+            self._store, Operation.PUT, path, nbytes=size, blocks=blocks, rank=rank, queued_ns=queued_ns
+        ) as report:
+            try:
+                self._store.put(path, *parts, create_only=True)
+            except AlreadyExists as error:
+                # Nobody else writes this path: an earlier try got through, and its answer was lost.
+                report.failed(error)
+        return size
 
     def _forget(self, block: SaveBlock) -> None:
         self._pending.discard((block.shard, block.key))

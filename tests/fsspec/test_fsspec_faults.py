@@ -76,7 +76,7 @@ def other_version(data):
 def foreign(data):
     blocks = (len(data) - HEADER_BYTES) // 4096
     header = SegmentHeader(b"d" * 32, b"n" * 32, b"l" * 32, "x", b"w" * 16, 0, 0, 1, B)
-    return pack_segment(header, [])[0] + bytes(blocks * 4096)
+    return b"".join(pack_segment(header, [])[0]) + bytes(blocks * 4096)
 
 
 @pytest.mark.parametrize(

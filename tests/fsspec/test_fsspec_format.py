@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tracekv.journal.vocabulary import Outcome
 from tracekv_fsspec import format as segments
 from tracekv_fsspec.format import BadObject, Payload, SegmentHeader, check_block, pack_segment, padded, parse_segment
-from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry, pack_manifest, parse_manifest
+from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry, Tombstone, Uses, pack, parse
+from tracekv_fsspec.paths import segment_path
 
 HEADER = SegmentHeader(b"d" * 32, b"n" * 32, b"l" * 32, "torch.bfloat16", b"w" * 16, 7, 1, 2, 32)
 payloads = st.lists(
@@ -19,14 +20,20 @@ payloads = st.lists(
         ordinal=st.integers(0, 1000),
         tokens=st.integers(1, 64),
         data=st.binary(min_size=1, max_size=300) | st.integers(4000, 9000).map(bytes),
+        length=st.none(),
     ),
     max_size=4,
 )
 
 
+def packed(header, blocks):
+    parts, places = pack_segment(header, blocks)
+    return b"".join(parts), places
+
+
 @given(payloads)
 def test_a_segment_gives_back_what_was_packed(blocks):
-    data, places = pack_segment(HEADER, blocks)
+    data, places = packed(HEADER, blocks)
     header, found = parse_segment(data)
     assert header == HEADER._replace(blocks=len(blocks), total_bytes=len(data))
     assert found == places
@@ -37,9 +44,7 @@ def test_a_segment_gives_back_what_was_packed(blocks):
     assert len(data) % 4096 == 0
 
 
-SAMPLE, PLACES = pack_segment(
-    HEADER, [Payload(b"k" * 16, 0, 0, 32, b"x" * 5000), Payload(b"q" * 16, 1, 0, 32, b"y" * 4096)]
-)
+SAMPLE, PLACES = packed(HEADER, [Payload(b"k" * 16, 0, 0, 32, b"x" * 5000), Payload(b"q" * 16, 1, 0, 32, b"y" * 4096)])
 
 
 @settings(max_examples=400)
@@ -90,10 +95,10 @@ def test_a_segment_of_another_version_says_so():
 def test_bytes_in_a_blocks_padding_are_detected():
     block = PLACES[0]
     stored = bytearray(SAMPLE[block.offset : block.offset + padded(block.length)])
-    check_block(block, memoryview(stored))
+    check_block(memoryview(stored), block.length, block.checksum)
     stored[-1] = 1
     with pytest.raises(BadObject) as caught:
-        check_block(block, memoryview(stored))
+        check_block(memoryview(stored), block.length, block.checksum)
     assert caught.value.outcome is Outcome.ALTERED
 
 
@@ -102,20 +107,20 @@ def test_a_dtype_name_that_doesnt_fit_is_refused():
         pack_segment(HEADER._replace(dtype="x" * 33), [])
 
 
+DEPLOYMENT = b"d" * 32
 MANIFEST = Manifest(
     b"n" * 32,
     b"w" * 16,
     3,
     1,
-    [SegmentEntry("d/s/00/seg", 16384, 0)],
+    [SegmentEntry(segment_path(DEPLOYMENT, b"w" * 16, 3, 0), 16384, 0)],
     [BlockEntry(b"k" * 16, 0, 32, 0, 4096, 5000, b"c" * 16)],
 )
-DEPLOYMENT = b"d" * 32
-PACKED = pack_manifest(DEPLOYMENT, MANIFEST)
+PACKED = pack(DEPLOYMENT, MANIFEST)
 
 
 def test_a_manifest_gives_back_what_was_packed():
-    assert parse_manifest(PACKED, DEPLOYMENT) == MANIFEST
+    assert parse(Manifest, PACKED, DEPLOYMENT) == MANIFEST
 
 
 @pytest.mark.parametrize("position", range(len(PACKED)))
@@ -124,19 +129,19 @@ def test_any_flipped_byte_of_a_manifest_is_detected(position):
         data = bytearray(PACKED)
         data[position] ^= flip
         with pytest.raises(BadObject):
-            parse_manifest(bytes(data), DEPLOYMENT)
+            parse(Manifest, bytes(data), DEPLOYMENT)
 
 
 def test_any_truncation_of_a_manifest_is_detected():
     for length in range(len(PACKED)):
         with pytest.raises(BadObject) as caught:
-            parse_manifest(PACKED[:length], DEPLOYMENT)
+            parse(Manifest, PACKED[:length], DEPLOYMENT)
         assert caught.value.outcome is Outcome.TRUNCATED
 
 
 def test_a_manifest_of_another_deployment_is_foreign():
     with pytest.raises(BadObject) as caught:
-        parse_manifest(PACKED, b"e" * 32)
+        parse(Manifest, PACKED, b"e" * 32)
     assert caught.value.outcome is Outcome.FOREIGN
 
 
@@ -157,7 +162,33 @@ def test_a_manifest_of_another_deployment_is_foreign():
 def test_a_sealed_manifest_that_makes_no_sense_is_refused(block):
     bad = msgspec.structs.replace(MANIFEST, blocks=[msgspec.structs.replace(MANIFEST.blocks[0], **block)])
     with pytest.raises(BadObject) as caught:
-        parse_manifest(pack_manifest(DEPLOYMENT, bad), DEPLOYMENT)
+        parse(Manifest, pack(DEPLOYMENT, bad), DEPLOYMENT)
+    assert caught.value.outcome is Outcome.FOREIGN
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        segment_path(DEPLOYMENT, b"w" * 16, 4, 0),
+        segment_path(b"e" * 32, b"w" * 16, 3, 0),
+    ],
+)
+def test_a_sealed_manifest_that_leads_elsewhere_is_refused(path):
+    bad = msgspec.structs.replace(MANIFEST, segments=[SegmentEntry(path, 16384, 0)])
+    with pytest.raises(BadObject, match="path") as caught:
+        parse(Manifest, pack(DEPLOYMENT, bad), DEPLOYMENT)
+    assert caught.value.outcome is Outcome.FOREIGN
+
+
+@pytest.mark.parametrize("body", [Tombstone(b"w" * 16, 1, [(b"v" * 16, 7)]), Uses(b"w" * 16, [(b"v" * 16, 7, 100)])])
+def test_other_small_objects_give_back_what_was_packed_and_are_no_manifests(body):
+    data = pack(DEPLOYMENT, body)
+    assert parse(type(body), data, DEPLOYMENT) == body
+    assert parse(type(body), data, DEPLOYMENT[:8]) == body
+    with pytest.raises(BadObject) as caught:
+        parse(Manifest, data, DEPLOYMENT)
     assert caught.value.outcome is Outcome.FOREIGN
 
 

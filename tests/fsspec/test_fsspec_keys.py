@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekv_fsspec.index import Shard
-from tracekv_fsspec.keys import KEY_BYTES, Deployment, KeyChain, UnkeyableTokens, namespace_digest
-from tracekv_fsspec.paths import manifest_name, manifest_path, new_writer, segment_path
+from tracekv_fsspec.keys import KEY_BYTES, Deployment, KeyChain, UnkeyableTokens, namespace_digest, tenant_digest
+from tracekv_fsspec.paths import commit_of, manifest_path, new_writer, segment_path
 
 text = st.text(max_size=8)
 maybe = st.none() | text
@@ -111,7 +111,10 @@ def test_manifests_list_in_the_order_of_writing(sequences):
     writer = new_writer()
     paths = [manifest_path(bytes(32), writer, sequence) for sequence in sorted(sequences)]
     assert paths == sorted(paths)
-    assert [manifest_name(path) for path in paths] == [(writer, sequence) for sequence in sorted(sequences)]
+    assert [commit_of(path) for path in paths] == [((writer, sequence), False) for sequence in sorted(sequences)]
+    assert [commit_of(path.replace(".man", ".tmb")) for path in paths] == [
+        ((writer, s), True) for s in sorted(sequences)
+    ]
 
 
 def test_writers_never_share_an_id():
@@ -120,3 +123,16 @@ def test_writers_never_share_an_id():
 
 def test_layer_group_and_rank_are_two_different_parts_of_a_place():
     assert Shard(0, 1) != Shard(1, 0)
+
+
+def test_all_namespaces_of_a_salt_begin_alike_and_no_others_do():
+    deployment = bytes(32)
+    own = {
+        namespace_digest(deployment, cache_salt="s", lora=lora, multimodal=m)
+        for lora in (None, "a")
+        for m in (None, "b")
+    }
+    assert len(own) == 4
+    assert {namespace[:16] for namespace in own} == {tenant_digest(deployment, "s")}
+    others = {tenant_digest(deployment, None), tenant_digest(deployment, ""), tenant_digest(b"e" * 32, "s")}
+    assert len(others | {tenant_digest(deployment, "s")}) == 4

@@ -126,10 +126,10 @@ def test_everything_but_the_worker_runs_without_torch():
         "import importlib, pkgutil, sys\n"
         "import tracekv_fsspec\n"
         "assert tracekv_fsspec.Settings and tracekv_fsspec.Scheduler\n"
-        "for module in pkgutil.iter_modules(tracekv_fsspec.__path__):\n"
-        "    if module.name != 'worker':\n"
-        "        importlib.import_module(f'tracekv_fsspec.{module.name}')\n"
-        "heavy = {'torch', 's3fs', 'botocore', 'pydantic', 'typer', 'rich', 'opentelemetry'} & set(sys.modules)\n"
+        "for module in pkgutil.walk_packages(tracekv_fsspec.__path__, 'tracekv_fsspec.'):\n"
+        "    if module.name not in ('tracekv_fsspec.worker', 'tracekv_fsspec.testing'):\n"
+        "        importlib.import_module(module.name)\n"
+        "heavy = {'torch', 's3fs', 'obstore', 'pytest', 'botocore', 'pydantic', 'typer', 'rich', 'opentelemetry'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -25,6 +25,7 @@ from tracekv.journal.vocabulary import (
     Side,
     Source,
     Tier,
+    WatchGap,
 )
 
 
@@ -324,6 +325,7 @@ class StoreOperation(Record, tag=42):
         engine: ``local``, ``s3``, ``memory`` or the URL's protocol.
         key: Digest of the object's path.
         breaker: ``closed``, ``open`` or ``half_open``.
+        requests: What was asked of the server (or kernel) in all attempts: what a bill counts.
     """
 
     operation: Operation
@@ -344,6 +346,7 @@ class StoreOperation(Record, tag=42):
     verify_ns: int
     breaker: str
     error: str | None
+    requests: int = 1
 
 
 class Drop(Record, tag=43):
@@ -395,6 +398,123 @@ class Finding(Record, tag=50):
     what: str
 
 
+class StoreCeiling(Record, tag=46):
+    """What a store was measured to give at best, beside which achieved bandwidth can be shown.
+
+    Attributes:
+        engine, bucket: As in :class:`StoreOperation`.
+        block_bytes: Size of the blocks that were moved.
+        bytes_per_s: Of the raw client, without checks; ``reached_bytes_per_s`` is what the backend reached in the same rounds.
+    """
+
+    at_ns: int
+    engine: str
+    bucket: str | None
+    direction: Direction
+    block_bytes: int
+    bytes_per_s: int
+    reached_bytes_per_s: int
+
+
+class WatchGapSeen(Record):
+    """A way by which bytes may move unseen: how often it was taken, and the line (``file.py:12``) that took it first."""
+
+    reason: WatchGap
+    count: int
+    where: str
+
+
+class WatchReport(Record, tag=60):
+    """How far the ``observed`` transfers of this process can be trusted from here on: at each step that moves bytes, at each new gap.
+
+    Attributes:
+        is_complete: No gap so far: every byte that moved was seen.
+        gaps: Since the caches were registered. A gap stays: an address that was taken may be used at any time.
+        last_slots: ``(layer group, page slot, times)``: the pool was indexed with a negative number, which gives this page.
+            An index of -1 is a block without a page, read as another request's.
+    """
+
+    at_ns: int
+    step: int
+    is_complete: bool
+    gaps: list[WatchGapSeen]
+    last_slots: list[tuple[int, int, int]]
+
+
+class ReplayStart(Record, tag=61):
+    """What ``tracekv replay`` needs of the engine's arguments (``TRACEKV_RECORD=replay``); None where they don't say."""
+
+    tokens_per_block: int | None
+    has_block_reuse: bool | None
+    has_partial_reuse: bool | None
+    is_v2: bool | None
+
+
+class ReplayCaches(Record, tag=62):
+    """What ``RegisterCall`` leaves out of the caches.
+
+    Attributes:
+        shape: Of the single tensor; empty where a layout was registered.
+        buffers: By group and region, ``(layer, role, expansion)`` in memory order; replicated regions come last.
+        replicated: How many of a group's regions are replicated ones.
+    """
+
+    shape: list[int]
+    buffers: list[list[list[tuple[int, str, int]]]]
+    replicated: list[int]
+
+
+class ReplayPrompt(Record, tag=63):
+    """A request's tokens as it was first seen, before its ``QueryCall``; equal digests mean equal tokens, within this process.
+
+    The digests are keyed with a random key that exists in the process's memory only. A block's digest is of its own tokens,
+    not of those before it, so that every equality of blocks is kept.
+
+    Attributes:
+        tokens: How many there are; more than ``prompt_tokens`` where generated ones are among them.
+        block_tokens: Tokens per block.
+        blocks: 8 bytes per full block.
+        rest: 8 bytes for the tokens behind the last full block; empty where there are none.
+        salt, lora, images: 8 bytes each, None where the request has none.
+        image_places, image_lengths: Where the items lie in the prompt.
+    """
+
+    request_id: int
+    prompt_tokens: int
+    tokens: int
+    block_tokens: int
+    blocks: bytes
+    rest: bytes
+    salt: bytes | None
+    lora: bytes | None
+    images: bytes | None
+    image_places: list[int]
+    image_lengths: list[int]
+
+
+class ReplayBuild(Record, tag=64):
+    """What the ``BuildCall`` before it leaves out; ``new_tokens`` is parallel to its ``request_ids``.
+
+    Attributes:
+        block_hashes: ``(position in request_ids, keyed digests of the whole chain)`` where the chain grew.
+        priorities: ``(position in request_ids, priorities)`` where there are any.
+    """
+
+    step: int
+    new_tokens: list[int]
+    block_hashes: list[tuple[int, list[int]]]
+    priorities: list[tuple[int, list[int]]]
+
+
+class ReplayEnd(Record, tag=65):
+    """All tokens of a request that finished, generated ones included; fields as in :class:`ReplayPrompt`."""
+
+    request_id: int
+    tokens: int
+    blocks: bytes
+    rest: bytes
+
+
 AnyRecord = (
     ProcessStarted
     | ClockAnchor
@@ -424,6 +544,12 @@ AnyRecord = (
     | Prefetch
     | Enqueued
     | Finding
+    | WatchReport
+    | ReplayStart
+    | ReplayCaches
+    | ReplayPrompt
+    | ReplayBuild
+    | ReplayEnd
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyRecord)

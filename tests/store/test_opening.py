@@ -1,20 +1,30 @@
-"""What any store has to do; objects are put and looked at past the store under test, through fsspec itself."""
+"""Opening a store, and what is said where it can't be used. What any store has to do is in ``tracekv_fsspec.testing``."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 import uuid
 from pathlib import Path
 
-import fsspec
 import pytest
 
-from tracekv.journal.vocabulary import Outcome, Tier
+from tracekv.journal.vocabulary import Outcome
 from tracekv_fsspec import protocols
-from tracekv_fsspec.store import AlreadyExists, Entry, Range, StoreError, StoreUnusable, check_usable, open_store
+from tracekv_fsspec.store import (
+    AlreadyExists,
+    Deadlines,
+    StoreError,
+    StoreUnusable,
+    check_usable,
+    open_store,
+    read_whole,
+)
+from tracekv_fsspec.testing import read
+
+CLIENTS = pytest.mark.parametrize("client", ["obstore", "s3fs"])
+SHORT = Deadlines(0.4, 0.4)
 
 
 @pytest.fixture
@@ -22,80 +32,6 @@ def store(any_url):
     opened = open_store(any_url)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def beside(any_url):
-    """Set and get objects without the store under test."""
-    fs, root = fsspec.core.url_to_fs(any_url, skip_instance_cache=True, use_listings_cache=False)
-
-    class Beside:
-        def set(self, path, data):
-            if any_url.startswith("file"):
-                Path(root, path).parent.mkdir(parents=True, exist_ok=True)
-            fs.pipe_file(f"{root}/{path}", data)
-
-        def get(self, path):
-            return fs.cat_file(f"{root}/{path}", start=0, end=1 << 20)
-
-        def remove(self, path):
-            fs.rm_file(f"{root}/{path}")
-
-    return Beside()
-
-
-def read(store, path, *ranges):
-    buffers = [bytearray(length) for _, length in ranges]
-    store.read(path, [Range(*r) for r in ranges], [memoryview(b) for b in buffers])
-    return [bytes(b) for b in buffers]
-
-
-def test_what_is_put_is_there(store, beside):
-    store.put("a/b/c", bytearray(b"hello"), create_only=True)
-    assert beside.get("a/b/c") == b"hello"
-
-
-def test_a_second_create_is_told_and_leaves_the_first(store, beside):
-    store.put("a", b"first", create_only=True)
-    with pytest.raises(AlreadyExists) as caught:
-        store.put("a", b"second", create_only=True)
-    assert caught.value.outcome is Outcome.EXISTS
-    assert beside.get("a") == b"first"
-
-
-def test_a_write_that_isnt_create_only_replaces(store, beside):
-    store.put("a", b"first", create_only=True)
-    store.put("a", b"second", create_only=False)
-    assert beside.get("a") == b"second"
-
-
-def test_a_create_race_has_one_winner(store, beside):
-    won, lost = [], []
-    start = threading.Barrier(8)
-
-    def create(number):
-        start.wait()
-        try:
-            store.put("raced", b"%d" % number * 5000, create_only=True)
-            won.append(number)
-        except AlreadyExists:
-            lost.append(number)
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(won), len(lost)) == (1, 7)
-    assert beside.get("raced") == b"%d" % won[0] * 5000
-
-
-def test_ranges_fill_their_buffers(store, beside):
-    data = bytes(range(256)) * 40
-    beside.set("a", data)
-    ranges = [(0, 10), (10, 90), (100, 1), (5000, 240), (10_000, 240)]
-    assert read(store, "a", *ranges) == [data[at : at + length] for at, length in ranges]
-    assert read(store, "a") == []
 
 
 def test_neighbours_are_one_request(faulty):
@@ -106,74 +42,11 @@ def test_neighbours_are_one_request(faulty):
     assert [operation for operation, *_ in faulty.calls] == ["read", "read"]
 
 
-@pytest.mark.parametrize("wanted", [(3, 3), (5, 1), (100, 5)])
-def test_a_range_past_the_end_is_truncated(store, beside, wanted):
-    beside.set("a", b"hello")
-    with pytest.raises(StoreError) as caught:
-        read(store, "a", wanted)
-    assert caught.value.outcome is Outcome.TRUNCATED
-
-
-def test_an_object_that_isnt_there_is_missing(store):
-    with pytest.raises(StoreError) as caught:
-        read(store, "nobody", (0, 1))
-    assert caught.value.outcome is Outcome.MISSING
-
-
-def test_a_whole_object_is_read_by_its_size(store, beside):
-    beside.set("a", b"hello")
-    beside.set("none", b"")
-    assert store.read_all("a", 5) == b"hello"
-    assert store.read_all("none", 0) == b""
-    with pytest.raises(StoreError):
-        store.read_all("a", 6)
-
-
-def test_a_listing_is_in_order_and_goes_on_behind_a_path(store, beside):
-    for path in ("m/w2/000", "m/w1/001", "m/w1/000", "s/x"):
-        beside.set(path, path.encode())
-    assert list(store.list("m/")) == [Entry("m/w1/000", 8), Entry("m/w1/001", 8), Entry("m/w2/000", 8)]
-    assert list(store.list("m/", after="m/w1/000")) == [Entry("m/w1/001", 8), Entry("m/w2/000", 8)]
-    assert list(store.list("m/w2/")) == [Entry("m/w2/000", 8)]
-    assert list(store.list("nothing/")) == []
-
-
-def test_no_cache_hides_what_others_do(store, beside):
-    assert list(store.list("m/")) == []
-    beside.set("m/1", b"1")
-    assert list(store.list("m/")) == [Entry("m/1", 1)]
-    assert read(store, "m/1", (0, 1)) == [b"1"]
-    beside.set("m/1", b"22")
-    assert list(store.list("m/")) == [Entry("m/1", 2)]
-    assert read(store, "m/1", (0, 2)) == [b"22"]
-    beside.remove("m/1")
-    assert list(store.list("m/")) == []
-
-
-def test_a_delete_is_gone_and_may_be_repeated(store, beside):
-    beside.set("a", b"1")
-    store.delete("a")
-    store.delete("a")
-    assert list(store.list("")) == []
-
-
-def test_a_usable_store_is_left_as_it_was(store):
-    check_usable(store)
-    assert list(store.list("")) == []
-
-
 def test_a_closed_store_says_so(store):
     store.close()
     store.close()
     with pytest.raises(StoreError, match="closed"):
         store.put("a", b"", create_only=True)
-
-
-def test_reports_name_the_engine_and_its_tier(any_url, store):
-    kind = any_url.split(":")[0]
-    expected = {"file": ("local", Tier.DISK), "memory": ("memory", Tier.HOST), "s3": ("s3", Tier.OBJECT)}[kind]
-    assert (store.engine, store.tier) == expected
-    assert (store.bucket is not None) == (kind == "s3")
 
 
 def test_a_forked_child_is_refused(any_url, store):
@@ -236,14 +109,16 @@ def test_a_full_disk_is_no_space(tmp_path):
 
 
 @pytest.mark.s3
-def test_a_bucket_that_isnt_there_is_said_with_what_to_do(s3):
+@CLIENTS
+def test_a_bucket_that_isnt_there_is_said_with_what_to_do(s3, client):
     with pytest.raises(StoreUnusable, match=r"s3://no-such-bucket/x.*missing.*create it"):
-        check_usable(open_store("s3://no-such-bucket/x"))
+        check_usable(open_store("s3://no-such-bucket/x", s3_client=client))
 
 
 @pytest.mark.s3
+@CLIENTS
 @pytest.mark.parametrize("how", ["variables", "options"])
-def test_wrong_credentials_are_said_without_the_key(s3, monkeypatch, how, caplog):
+def test_wrong_credentials_are_said_without_the_key(s3, monkeypatch, how, client, caplog):
     secret, access = "hunter2-very-secret", "tracekv-access"
     options = {}
     if how == "variables":
@@ -251,7 +126,7 @@ def test_wrong_credentials_are_said_without_the_key(s3, monkeypatch, how, caplog
     else:
         options = {"key": access, "secret": secret}
     with pytest.raises(StoreUnusable, match="denied") as caught:
-        check_usable(open_store(f"s3://{s3.bucket}/x", options))
+        check_usable(open_store(f"s3://{s3.bucket}/x", options, s3_client=client))
     chain, seen = caught.value, []
     while chain is not None:
         seen.append(str(chain))
@@ -263,10 +138,11 @@ def test_wrong_credentials_are_said_without_the_key(s3, monkeypatch, how, caplog
 
 
 @pytest.mark.s3
-def test_an_unreachable_server_is_said_with_what_to_do(s3, monkeypatch):
+@CLIENTS
+def test_an_unreachable_server_is_said_with_what_to_do(s3, monkeypatch, client):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreUnusable, match=r"unavailable.*AWS_ENDPOINT_URL"):
-        check_usable(open_store(f"s3://{s3.bucket}/x"))
+        check_usable(open_store(f"s3://{s3.bucket}/x", s3_client=client, deadlines=SHORT))
 
 
 @pytest.mark.s3
@@ -276,7 +152,7 @@ def test_a_large_object_on_s3_is_created_once_and_whole(s3):
     store.put("large", data, create_only=True)
     with pytest.raises(AlreadyExists):
         store.put("large", data, create_only=True)
-    assert store.read_all("large", len(data)) == data
+    assert read_whole(store, "large", len(data)) == data
     store.close()
 
 
