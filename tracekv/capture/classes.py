@@ -8,6 +8,7 @@ inner class (contract.md section 3, "For a transparent wrapper").
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import types
@@ -140,9 +141,10 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
         if capture is None:
             original(self, *args, **kwargs)
             return
-        recorder = Recorder(capture, os.urandom(16) if side is Side.SCHEDULER else b"")
+        llm_args = args[0] if args else kwargs.get("llm_args")
+        recorder = _recorder(capture, side, llm_args)
         if side is Side.SCHEDULER:
-            capture.lint(inner, args[0] if args else kwargs.get("llm_args"))
+            capture.lint(inner, llm_args)
         started = recorder.enter_bring_up(code)
         try:
             original(self, *args, **kwargs)
@@ -156,6 +158,18 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
         self._tracekv_recorder = recorder
 
     return __init__
+
+
+def _recorder(capture: Session, side: Side, llm_args: Any) -> Recorder:
+    run_id = os.urandom(16) if side is Side.SCHEDULER else b""
+    if capture.settings.watch or capture.settings.record:
+        try:
+            module: Any = importlib.import_module("tracekv.capture.observers")
+            observed: Recorder = module.observed_recorder(capture, side, run_id, llm_args)
+            return observed
+        except Exception as error:
+            capture.fault("observers", error)
+    return Recorder(capture, run_id)
 
 
 def _announce(

@@ -200,6 +200,10 @@ class Recorder:
         """The leader's metadata as it travels: bare where no traced worker of this process could open an envelope."""
         return Envelope(metadata, self.run_id, self.steps) if self._session.workers else metadata
 
+    def hand_out(self, caches: Any) -> Any:
+        """What the inner connector is given where the runtime registers ``caches``: the very same object."""
+        return caches
+
     def write(self, record: Record) -> None:
         """Append to the journal, after the idle polls and counts that came before."""
         idle, self._idle = self._idle, None

@@ -24,6 +24,7 @@ from tracekv.contract.lint import Severity, lint_arguments, lint_connector
 from tracekv.journal.current import Journal, current
 from tracekv.journal.directory import start_journal
 from tracekv.journal.records import Enqueued, Finding, RunJoined, SettingsSeen, TracerFault, TracingReduced
+from tracekv.journal.vocabulary import Side
 from tracekv.settings import Settings
 
 log = logging.getLogger("tracekv")
@@ -37,6 +38,16 @@ class Agent(Protocol):
 
     def close(self, timeout_s: float) -> bool:
         """Export what is left and end."""
+
+
+class Observation(Protocol):
+    """What observes the traced instances, where the settings ask for it."""
+
+    def of(self, side: Side, llm_args: Any) -> list[Any]:
+        """The observers of one instance."""
+
+    def close(self) -> None:
+        """Write what is left."""
 
 
 class Session:
@@ -55,6 +66,7 @@ class Session:
         self.inside: set[int] = set()
         self.workers = 0
         self.agent: Agent | None = None
+        self.observation: Observation | None = None
         self._run_id = b""
         self._faults: set[str] = set()
         digest = xxhash.xxh3_128_digest(msgspec.json.encode(settings, order="deterministic"))
@@ -187,6 +199,8 @@ def shutdown(timeout_s: float = 2.0) -> bool:
     if ended is None:
         return True
     unsubscribe(ended.enqueued)
+    if ended.observation is not None:
+        ended.observation.close()
     is_exported = ended.agent is None or ended.agent.close(timeout_s)
     ended.journal.close()
     return is_exported

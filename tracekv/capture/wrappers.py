@@ -26,7 +26,7 @@ def {name}({parameters}):
     if recorder is None or not (started := recorder.{enter}({code})):
         return inner({parameters})
     try:
-        answer = inner({parameters})
+        answer = inner({arguments})
     except BaseException as error:
         recorder.raised({code}, started, error)
         raise
@@ -68,13 +68,14 @@ def _hook_raised(instance: Any, code: int, started: int, error: BaseException) -
 
 
 class _Shape(NamedTuple):
-    """What fills a template: ``facts`` are the instrument's arguments after the time."""
+    """What fills a template: ``facts`` are the instrument's arguments after the time, ``arguments`` the inner call's own."""
 
     parameters: str
     instrument: str = "simple"
     facts: str = ""
     enter: str = "enter"
     template: str = _CALLBACK
+    arguments: str | None = None
 
 
 _SHAPES = {
@@ -96,10 +97,18 @@ _SHAPES = {
     Callback.REQUEST_RESET: _Shape("self, request", "request_reset", ", request"),
     Callback.SCHEDULER_SHUTDOWN: _Shape("self", enter="enter_bring_up"),
     Callback.REGISTER_KV_CACHES: _Shape(
-        "self, kv_cache_tensor", "register", ", reading.layout_of_tensor, kv_cache_tensor", "enter_bring_up"
+        "self, kv_cache_tensor",
+        "register",
+        ", reading.layout_of_tensor, kv_cache_tensor",
+        "enter_bring_up",
+        arguments="self, recorder.hand_out(kv_cache_tensor)",
     ),
     Callback.REGISTER_KV_CACHE_LAYOUT: _Shape(
-        "self, layout", "register", ", reading.layout_of, layout", "enter_bring_up"
+        "self, layout",
+        "register",
+        ", reading.layout_of, layout",
+        "enter_bring_up",
+        arguments="self, recorder.hand_out(layout)",
     ),
     Callback.START_LOAD_KV: _Shape("self, stream"),
     Callback.WAIT_FOR_LAYER_LOAD: _Shape("self, layer_idx, stream", "waits", template=_LAYER_HOOK),
@@ -119,6 +128,7 @@ def wrap(callback: Callback, inner: Inner) -> Inner:
         name=callback.method,
         code=int(callback),
         parameters=shape.parameters,
+        arguments=shape.arguments or shape.parameters,
         enter=shape.enter,
         instrument=shape.instrument,
         facts=shape.facts,

@@ -48,6 +48,8 @@ from tracekv.journal.records import (
     ProcessStarted,
     Record,
     RegisterCall,
+    ReplayCaches,
+    ReplayStart,
     RunJoined,
     SettingsSeen,
     TracerFault,
@@ -57,7 +59,9 @@ if TYPE_CHECKING:
     from tracekv.journal.reader import RingReader
 
 #: Few, and needed to understand the rest.
-KEPT_RECORDS = frozenset({ProcessStarted, ConnectorWrapped, RunJoined, SettingsSeen, RegisterCall, TracerFault})
+KEPT_RECORDS = frozenset(
+    {ProcessStarted, ConnectorWrapped, RunJoined, SettingsSeen, RegisterCall, TracerFault, ReplayStart, ReplayCaches}
+)
 ANCHOR_EVERY_NS = 10_000_000_000
 
 #: A store through "l" is a third cheaper than through "q", where both are 64 bits.

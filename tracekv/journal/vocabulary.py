@@ -70,6 +70,19 @@ class Source(str, Enum):
     ELIGIBLE = "eligible"
 
 
+class WatchGap(str, Enum):
+    """Why the watch (``TRACEKV_WATCH``) may not have seen every byte."""
+
+    RAW_ADDRESS = "raw_address"
+    STORAGE = "storage"
+    ARRAY = "array"
+    DLPACK = "dlpack"
+    SHARED = "shared"
+    OTHER_THREAD = "other_thread"
+    UNKNOWN_EXTENT = "unknown_extent"
+    FAULT = "fault"
+
+
 class Tier(str, Enum):
     """Where KV came from or went to."""
 
