@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +15,10 @@ from tests.harness.recording import scenario
 from tests.harness.test_golden_manager import comparable
 from tests.ranks.test_tensor_parallel import HERE, SMALL, tokens
 from tracekv.harness.ranks import Prompt, RankJob, RanksFailed
+from tracekv.journal.process import start_ticks
+
+ROOT = Path(__file__).parents[2]
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def job(scheduler="MemoryScheduler", worker="MemoryWorker", *, outputs=3, **more):
@@ -103,9 +112,11 @@ def test_a_leader_that_raises_leaves_the_others_waiting_for_its_answer(mortal_ra
     assert any("get_num_new_matched_tokens" in note for note in error.__notes__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("worker", "waiting"), [("FailsASaveOnRank1", [0]), ("FailsALayerOnRank1", [0, 1])])
-def test_a_forward_that_fails_on_one_rank_only_is_found_out(worker, waiting, mortal_ranks):
+def test_a_forward_that_fails_on_one_rank_only_is_found_out(worker, waiting, mortal_ranks, monkeypatch):
     """Rank 1 gives its requests up and goes on without them; rank 0 doesn't, and one waits for the other."""
+    monkeypatch.setattr("tracekv.harness.ranks._STUCK_S", 1.5)
     error = failure_of(mortal_ranks, job(worker=worker))
     assert {rank: failure.kind for rank, failure in error.failures.items()} == dict.fromkeys(waiting, "blocked")
     assert "rank 0 waits in" in str(error)
@@ -115,8 +126,39 @@ def test_a_forward_that_fails_on_one_rank_only_is_found_out(worker, waiting, mor
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_back_is_ended_when_the_time_is_over(mortal_ranks):
     mortal_ranks.run(job())
     error = failure_of(mortal_ranks, job(worker="NeverComesBack"), timeout_s=2)
     assert error.failures[1].kind == "unfinished"
     assert "inside the connector, after 2 s" in str(error)
+
+
+_LAUNCHER = """
+import os, sys, threading, time
+from tests.ranks.test_rank_protocol import job
+from tracekv.harness.ranks import Ranks
+
+if __name__ == "__main__":
+    ranks = Ranks(2)
+    ranks.run(job())
+    threading.Thread(target=ranks.run, args=(job(worker="NeverComesBack"),), daemon=True).start()
+    while not ranks._whereabouts[0]:  # until rank 0 waits for rank 1
+        time.sleep(0.01)
+    print(*ranks.pids, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_launcher_that_was_killed(tmp_path):
+    script = tmp_path / "launcher.py"
+    script.write_text(_LAUNCHER)
+    launcher = subprocess.run([sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=ENVIRON)
+    assert launcher.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in launcher.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 60
+    while any(start_ticks(pid) is not None for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [start_ticks(pid) for pid in pids] == [None, None]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
 import socket
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, MutableSequence
 from multiprocessing.connection import Connection
@@ -30,6 +32,7 @@ def main(
 ) -> None:
     """Run the jobs that come through ``launcher``, pickled; each is answered by a result or a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its ranks
+    threading.Thread(target=_end_with_launcher, name="tracekv-launcher", daemon=True).start()
     torch.set_num_threads(1)  # the ranks share the machine's cores
     ranks = GlooRanks(rank, world, port, whereabouts, timeout_s)
     logging.getLogger("tracekv.harness").addHandler(_Remarks(rank, launcher))
@@ -47,6 +50,14 @@ def main(
             payload = pickle.dumps(RankFailure(rank, "raised", what, traceback.format_exc()))
         launcher.send_bytes(payload)
     ranks.leave()
+
+
+def _end_with_launcher() -> None:
+    """Nobody would end a rank that waits for its peers, or in its connector, once the launcher was killed."""
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        launcher.join()
+        os._exit(1)
 
 
 class _Remarks(logging.Handler):

@@ -26,10 +26,10 @@ from tracekv.harness.jobs import Prompt, RankFailure, RankJob, RankResult, Ranks
 __all__ = ["Prompt", "RankFailure", "RankJob", "RankResult", "Ranks", "RanksFailed", "Remark", "Served", "run_ranks"]
 
 _POLL_S = 0.1
-#: So long without a change, all of those that aren't done inside collectives: they wait for each other.
+#: So long without a change, every rank that isn't done inside a collective: they wait for each other, or for one that is done.
 _STUCK_S = 5.0
-#: The same where one has an answer already: it will never come.
-_STUCK_WITHOUT_PEER_S = 1.0
+#: The same where a rank has failed already: it will never come.
+_STUCK_AFTER_FAILURE_S = 1.0
 _LEAVE_S = 5.0
 
 
@@ -146,7 +146,7 @@ class Ranks:
             where = [self._whereabouts[rank] for rank in waiting]
             if where != seen or not all(where):
                 seen, changed_at = where, now
-            patience = _STUCK_WITHOUT_PEER_S if results or failures else _STUCK_S
+            patience = _STUCK_AFTER_FAILURE_S if failures else _STUCK_S
             if now - changed_at > patience:
                 failures |= {rank: RankFailure(rank, "blocked", self._collective(rank)) for rank in waiting}
             elif now > deadline:
