@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.conftest import Sink
+from tests.support.collector import Sink
 from tests.views.sample_run import bring_up, built, named, queried, the_run
 from tracekv.agent import start_agent
 from tracekv.agent.exporters import OtlpExporter

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from tests.agent.conftest import Sink
+from tests.support.collector import Sink
 from tests.views.sample_run import spans_of, the_run
 from tracekv.agent.exporters import OtlpExporter, otlp_endpoint_is_set
 from tracekv.agent.transport import sdk_resource

@@ -105,16 +105,15 @@ class Source:
         if asked > self._state.answered and (not self._asked or self._asked[-1][0] < asked):
             self._asked.append((asked, Mark(-1)))
         is_alive = self._reader.is_alive()
-        frames, self._cursor, lost = self._reader.read_frames(self._cursor, _READ_LIMIT)
+        expected = self._cursor
+        frames, self._cursor, _ = self._reader.read_frames(expected, _READ_LIMIT)
         for frame in frames:
+            lost, expected = frame.sequence - expected, frame.sequence + 1
             records, undecodable = decode_frames([frame])
             self._reader.undecodable += undecodable
             for record in records:
                 self._learn(record)
                 self._pending.append((frame.sequence, record, lost))
-                lost = 0
-        if lost:
-            self._lost(lost, self._cursor)
         self._has_all = not is_alive and not frames
         self._has_more = len(frames) >= _READ_LIMIT
         return len(frames)
