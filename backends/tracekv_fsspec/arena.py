@@ -131,9 +131,9 @@ class Arena:
                     self._forget_key(pool, number)
                 else:
                     break
-                pool.generations[number] += 1
                 pool.is_filling[number] = 1
-                slots.append(Slot(shard, number, pool.generations[number]))
+                generation = pool.generations[number] = pool.generations[number] + 1
+                slots.append(Slot(shard, number, generation))
         return slots
 
     def commit(self, slot: Slot, key: bytes) -> Slot:
@@ -215,6 +215,19 @@ class Arena:
         """
         start, stop = self.extent(slot)
         return self.buffer[start:stop]
+
+    def view_each(self, slots: Iterable[Slot]) -> list[memoryview]:
+        """:meth:`view` for several."""
+        buffer, pools = self.buffer, self._pools
+        views = []
+        for slot in slots:
+            shard, number, generation = slot
+            pool = pools[shard]
+            if pool.generations[number] != generation:
+                self.extent(slot)  # says what is wrong
+            start = pool.base + number * pool.stride
+            views.append(buffer[start : start + pool.stride])
+        return views
 
     def extent(self, slot: Slot) -> tuple[int, int]:
         """Where a slot lies in :attr:`buffer`; StaleSlot as :meth:`view`."""

@@ -72,32 +72,29 @@ class Run:
         self.keys = b"".join([entry.key for entry in entries])
         self.rows = b"".join([_ROW.pack(entry.offset, entry.length, entry.checksum) for entry in entries])
 
-    def place(self, key: bytes) -> Place:
-        """Where a block of this run is."""
-        at = self.keys.find(key)
-        while at % KEY_BYTES:  # bytes of two neighbours that look like the key
-            at = self.keys.find(key, at + 1)
-        return Place(self, key, *_ROW.unpack_from(self.rows, at // KEY_BYTES * _ROW.size))
-
     def each_key(self) -> list[bytes]:
         """The keys, in the order of the segment."""
         keys = self.keys
         return [keys[start:end] for start, end in pairwise(range(0, len(keys) + KEY_BYTES, KEY_BYTES))]
 
+    def each_place(self) -> list[Place]:
+        """Where each block is, in the same order."""
+        return list(map(Place._make, _ROW.iter_unpack(self.rows)))
+
+    def ordinal(self, key: bytes) -> int:
+        """Which of the run's blocks a key is."""
+        at = self.keys.find(key)
+        while at % KEY_BYTES:  # bytes of two neighbours that look like the key
+            at = self.keys.find(key, at + 1)
+        return at // KEY_BYTES
+
 
 class Place(NamedTuple):
-    """Where a block's bytes are, and what they have to be."""
+    """Where a block's bytes are in its segment, and what they have to be."""
 
-    run: Run
-    key: bytes
     offset: int
     length: int
     checksum: bytes
-
-    @property
-    def segment(self) -> Segment:
-        """The segment that holds the block."""
-        return self.run.segment
 
 
 class Index:
@@ -180,10 +177,25 @@ class Index:
                 del self._doubted[commit]
         return due
 
-    def place(self, shard: Shard, key: bytes) -> Place | None:
-        """Where a block is, or None."""
-        run = self._runs[shard].get(key)
-        return None if run is None else run.place(key)
+    def locate(self, shard: Shard, keys: Sequence[bytes]) -> list[tuple[Run, Place] | None]:
+        """The run and place of each key, or None. Cheapest where keys follow each other as they were stored."""
+        runs = self._runs[shard]
+        found: list[tuple[Run, Place] | None] = []
+        last: Run | None = None
+        places: list[Place] = []
+        number = 0
+        for key in keys:
+            run = runs.get(key)
+            if run is None:
+                found.append(None)
+                continue
+            if run is not last:
+                last, places, number = run, run.each_place(), 0
+            if not run.keys.startswith(key, number * KEY_BYTES):
+                number = run.ordinal(key)
+            found.append((run, places[number]))
+            number += 1
+        return found
 
     def holds(self, shard: Shard, key: bytes) -> bool:
         """Whether the store has a block, as far as is known."""
@@ -202,11 +214,10 @@ class Index:
         known = self._faults.get((shard, key))
         return known[0] if known is not None and known[1] > monotonic() else None
 
-    def quarantine_block(self, place: Place, outcome: Outcome) -> None:
+    def quarantine_block(self, run: Run, key: bytes, outcome: Outcome) -> None:
         """Forget one block whose bytes are wrong; it may be saved anew."""
-        run = place.run
         with self._lock:
-            self._forget(run, place.key, outcome)
+            self._forget(run, key, outcome)
             self._doubted[run.segment.commit] = monotonic() + NEGATIVE_S
 
     def quarantine_segment(self, segment: Segment, outcome: Outcome) -> int:

@@ -16,7 +16,7 @@ from time import monotonic, perf_counter_ns, time
 from tracekv.journal.vocabulary import MissReason, Operation, Outcome
 from tracekv_fsspec.arena import Arena, Slot
 from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, check_block, padded, parse_header
-from tracekv_fsspec.index import Index, Place, Segment, Shard
+from tracekv_fsspec.index import Index, Place, Run, Segment, Shard
 from tracekv_fsspec.report import Report, reported
 from tracekv_fsspec.store import Range, Store
 from tracekv_fsspec.store_errors import MISS_OF, StoreError
@@ -89,14 +89,16 @@ class Ticket:
 
 
 class _Wanted:
-    """A block that is being read, and who waits for it."""
+    """A block that is being read, and who waits for it. There are thousands per query, so it is flat."""
 
-    __slots__ = ("place", "shard", "stored_bytes", "waiting")
+    __slots__ = ("checksum", "key", "length", "offset", "run", "shard", "stored_bytes", "waiting")
 
-    def __init__(self, shard: Shard, place: Place, ticket: Ticket, number: int) -> None:
+    def __init__(self, shard: Shard, key: bytes, run: Run, place: Place, ticket: Ticket, number: int) -> None:
         self.shard = shard
-        self.place = place
-        self.stored_bytes = padded(place.length)
+        self.key = key
+        self.run = run
+        self.offset, self.length, self.checksum = place
+        self.stored_bytes = padded(self.length)
         self.waiting = [(ticket, number)]
 
 
@@ -117,7 +119,7 @@ class _Batch:
     """
 
     def __init__(self, wanted: list[_Wanted], owner: Ticket, queued_ns: int, header: _HeaderCheck | None) -> None:
-        self.segment = wanted[0].place.segment
+        self.segment = wanted[0].run.segment
         self.wanted = wanted
         self.owner = owner
         self.queued_ns = queued_ns
@@ -157,9 +159,10 @@ class Reader:
         with self._changed:
             for shard in self._shards:
                 slots = ticket.slots[shard] = self._arena.pin_each(shard, keys)
-                for number, slot in enumerate(slots):
-                    if slot is None:
-                        self._want(ticket, shard, number, missing)
+                unstaged = [number for number, slot in enumerate(slots) if slot is None]
+                found = self._index.locate(shard, [keys[number] for number in unstaged])
+                for number, located in zip(unstaged, found, strict=True):
+                    self._want(ticket, shard, number, located, missing)
         for batch in _batches(missing, ticket):
             self._batches.put(batch)
         return ticket
@@ -200,19 +203,21 @@ class Reader:
         for thread in self._threads:
             thread.join(max(0.0, deadline - monotonic()))
 
-    def _want(self, ticket: Ticket, shard: Shard, number: int, missing: list[_Wanted]) -> None:
-        key = ticket.keys[number]
-        place = self._index.place(shard, key)
-        if place is None or self._is_closed:
-            ticket.reasons.setdefault(number, MissReason.NOT_STORED if place is None else MissReason.STORE_DOWN)
+    def _want(
+        self, ticket: Ticket, shard: Shard, number: int, located: tuple[Run, Place] | None, missing: list[_Wanted]
+    ) -> None:
+        if located is None or self._is_closed:
+            ticket.reasons.setdefault(number, MissReason.NOT_STORED if located is None else MissReason.STORE_DOWN)
             return
+        run, place = located
+        key = ticket.keys[number]
         if place.length != self._arena.page_bytes(shard):
             ticket.reasons.setdefault(number, MissReason.CORRUPT)
-            self._index.quarantine_block(place, Outcome.FOREIGN)
+            self._index.quarantine_block(run, key, Outcome.FOREIGN)
             return
         wanted = self._in_flight.get((shard, key))
         if wanted is None:
-            wanted = self._in_flight[shard, key] = _Wanted(shard, place, ticket, number)
+            wanted = self._in_flight[shard, key] = _Wanted(shard, key, run, place, ticket, number)
             missing.append(wanted)
         else:
             wanted.waiting.append((ticket, number))
@@ -248,8 +253,8 @@ class Reader:
 
     def _fetch(self, batch: _Batch, filled: list[tuple[_Wanted, Slot]]) -> None:
         segment = batch.segment
-        ranges = [Range(wanted.place.offset, wanted.stored_bytes) for wanted, _ in filled]
-        into = [self._arena.view(slot) for _, slot in filled]
+        ranges = [Range(wanted.offset, wanted.stored_bytes) for wanted, _ in filled]
+        into = self._arena.view_each([slot for _, slot in filled])
         if batch.reads_header:
             ranges.insert(0, Range(0, HEADER_BYTES))
             into.insert(0, aligned(HEADER_BYTES))
@@ -273,7 +278,7 @@ class Reader:
             report.verify_ns = perf_counter_ns() - reading - report.transfer_ns
             segment.used_at = int(time())
             with self._changed:
-                for shard, count in Counter(wanted.shard for wanted, _ in filled).items():
+                for shard, count in Counter([wanted.shard for wanted, _ in filled]).items():
                     share = count / len(filled)
                     batch.owner.times[shard].add(share, queued_ns, report.transfer_ns, report.verify_ns)
         wanted_of = [wanted for wanted, _ in filled]
@@ -295,10 +300,10 @@ class Reader:
         failed: dict[int, MissReason] = {}
         for number, ((wanted, _), view) in enumerate(zip(filled, into, strict=True)):
             try:
-                check_block(view, wanted.place.length, wanted.place.checksum)
+                check_block(view, wanted.length, wanted.checksum)
             except BadObject:
                 failed[number] = MissReason.CORRUPT
-                self._index.quarantine_block(wanted.place, Outcome.ALTERED)
+                self._index.quarantine_block(wanted.run, wanted.key, Outcome.ALTERED)
         if failed:
             report.outcome = Outcome.ALTERED
             report.error = f"{len(failed)} of {len(filled)} blocks differ from their checksums"
@@ -337,9 +342,9 @@ class Reader:
         verified = [pair for number, pair in enumerate(filled) if number not in failed] if failed else filled[:]
         filled[:] = [pair for number, pair in enumerate(filled) if number in failed]
         with self._changed:
-            held = self._arena.commit_each([(slot, wanted.place.key) for wanted, slot in verified])
+            held = self._arena.commit_each([(slot, wanted.key) for wanted, slot in verified])
             for (wanted, _), slot in zip(verified, held, strict=True):
-                shard, key = wanted.shard, wanted.place.key
+                shard, key = wanted.shard, wanted.key
                 self._in_flight.pop((shard, key), None)
                 mine: Slot | None = slot  # the pin of the commit is the first waiter's
                 for ticket, number in wanted.waiting:
@@ -355,7 +360,7 @@ class Reader:
             return
         with self._changed:
             for wanted in failed:
-                place = (wanted.shard, wanted.place.key)
+                place = (wanted.shard, wanted.key)
                 if self._in_flight.get(place) is not wanted:
                     continue
                 del self._in_flight[place]
@@ -378,12 +383,12 @@ def _batches(missing: list[_Wanted], owner: Ticket) -> list[_Batch]:
     """Group by segment, in rising order of offset, in pieces of :data:`BATCH_BYTES`."""
     by_segment: dict[int, list[_Wanted]] = {}
     for wanted in missing:
-        by_segment.setdefault(id(wanted.place.run.segment), []).append(wanted)
+        by_segment.setdefault(id(wanted.run.segment), []).append(wanted)
     now = perf_counter_ns()
     batches: list[_Batch] = []
     for group in by_segment.values():
-        group.sort(key=lambda wanted: wanted.place.offset)
-        header = None if group[0].place.segment.is_checked else _HeaderCheck()
+        group.sort(key=lambda wanted: wanted.offset)
+        header = None if group[0].run.segment.is_checked else _HeaderCheck()
         first = len(batches)
         start = size = 0
         for number, wanted in enumerate(group):

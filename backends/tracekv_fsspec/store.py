@@ -155,18 +155,16 @@ def read_whole(store: Store, path: str, size: int) -> bytes:
 
 
 def runs(ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
-    """Index ranges of neighbours that are read at once."""
-    first = 0
-    for number in range(1, len(ranges) + 1):
-        if number < len(ranges):
-            last = ranges[number - 1]
-            adjoins = ranges[number].offset == last.offset + last.length
-            fits = ranges[number].offset + ranges[number].length - ranges[first].offset <= MERGED_BYTES
-            if adjoins and fits:
-                continue
-        if first < number:
-            yield first, number
-        first = number
+    """Index ranges ``[first, end)`` of neighbours that are read at once."""
+    first = begin = stop = 0
+    for number, (offset, length) in enumerate(ranges):
+        if offset != stop or offset + length - begin > MERGED_BYTES or not number:
+            if number:
+                yield first, number
+            first, begin = number, offset
+        stop = offset + length
+    if ranges:
+        yield first, len(ranges)
 
 
 def check_usable(store: Store) -> None:

@@ -41,8 +41,8 @@ def configure(monkeypatch, tmp_path):
             "url": (tmp_path / "kv").as_uri(),
             "offer_wait_ms": 20_000,
             "arena_bytes": 8 << 20,
-            "read_deadline_ms": 200,
-            "write_deadline_ms": 200,
+            "read_deadline_ms": 2000,
+            "write_deadline_ms": 2000,
         }
         for name, value in {**defaults, **settings}.items():
             variable = f"TRACEKV_FSSPEC__{name.upper()}"
