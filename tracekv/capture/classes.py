@@ -155,6 +155,7 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
         if started:
             recorder.simple(code, started)
         _announce(self, inner, side, implemented, capture, recorder)
+        recorder.learn_engine(args[0] if args else kwargs.get("llm_args"))
         self._tracekv_recorder = recorder
 
     return __init__

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from time import perf_counter_ns
 from typing import Any
 
 import xxhash
+
+from tracekv.journal.current import current
+from tracekv.journal.records import Call
+from tracekv.journal.vocabulary import Callback
 
 
 class Envelope:
@@ -33,8 +39,22 @@ class Envelope:
         self.digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        payload = pickle.dumps(self.inner, protocol=pickle.HIGHEST_PROTOCOL)
+        started = perf_counter_ns()
+        try:
+            payload = pickle.dumps(self.inner, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            _tell_failure(self.step, started, error)
+            raise
         return _open, (payload, self.run_id, self.step)
+
+
+def _tell_failure(step: int, started_ns: int, error: Exception) -> None:
+    """Record that a build's metadata can't travel: the build itself had succeeded, and nothing else will say so."""
+    journal = current.journal
+    if journal is not None:
+        with contextlib.suppress(Exception):  # telemetry must not replace the error that it tells of
+            code = int(Callback.BUILD_CONNECTOR_META)
+            journal.write(Call(code, started_ns, perf_counter_ns(), step, type(error).__qualname__))
 
 
 def _open(payload: bytes, run_id: bytes, step: int) -> Envelope:

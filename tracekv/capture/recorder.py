@@ -92,6 +92,7 @@ class Recorder:
         removed: Names of instruments that failed.
         steps: Passes built so far (leader only).
         run_id: 16 bytes; made by the leader, learnt by the others from the first envelope.
+        tokens_per_block: The engine's argument, for V1, whose tensor doesn't tell; 0 where it isn't known.
     """
 
     __slots__ = (
@@ -111,6 +112,7 @@ class Recorder:
         "removed",
         "run_id",
         "steps",
+        "tokens_per_block",
     )  # fmt: skip
 
     def __init__(self, session: Session, run_id: bytes = b"") -> None:
@@ -127,6 +129,7 @@ class Recorder:
         self._layers = MAX_LAYERS
         self.removed: set[str] = set()
         self.steps = 0
+        self.tokens_per_block = 0
         self.run_id = run_id
         self._engine_thread = 0
         self._idle: IdlePolls | None = None
@@ -195,6 +198,13 @@ class Recorder:
         """Take a failed instrument out and report it once."""
         self.removed.add(instrument)
         self._session.fault(instrument, error)
+
+    def learn_engine(self, llm_args: object) -> None:
+        """Take from the engine's arguments what no callback tells."""
+        try:
+            self.tokens_per_block = reading.tokens_per_block(llm_args) or 0
+        except Exception as error:
+            self.remove("engine arguments", error)
 
     def enclose(self, metadata: object) -> object:
         """The leader's metadata as it travels: bare where no traced worker of this process could open an envelope."""
@@ -310,9 +320,8 @@ class Recorder:
             )
             for group in layout.groups
         ]  # fmt: skip
-        self.write(
-            RegisterCall(code, started, ended, current.step, None, layout.tokens_per_block, layout.dtype, groups)
-        )
+        block = layout.tokens_per_block or self.tokens_per_block
+        self.write(RegisterCall(code, started, ended, current.step, None, block, layout.dtype, groups))
 
     @_instrument
     def forward_callable(self, code: int, started: int, ended: int, given: object) -> None:

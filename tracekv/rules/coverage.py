@@ -1,0 +1,192 @@
+"""Whether everything that was promised was loaded in time, and everything that could be saved was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekv.journal.records import LayerHooks, Transfer
+from tracekv.journal.vocabulary import Direction
+from tracekv.rules.events import Pass, Settled
+from tracekv.rules.model import By, Hit, Rule, Severity
+from tracekv.rules.promise import loaded_ranks, promise
+
+_MOST_NAMED = 16
+
+
+class LaterChunksUnsaved(Rule):
+    """Blocks of later chunks are saved as those of the first are.
+
+    Contract: the first chunk of a prompt is in ``new_requests``, the others are in ``cached_requests`` (contract.md 1.7, 10 S9).
+    Runtime: none; a long prompt is cached up to its first chunk only.
+    Fix: read both lists; append the deltas of ``cached_requests`` to what is known of the request.
+    """
+
+    id = "S9"
+    severity = Severity.SUSPECT
+    follows = frozenset({"S8", "S8b", "L1", "W10", "W9", "S11b"})
+
+    def on_left(self, event: Settled) -> Iterator[Hit]:
+        """A request has gone, and its saves are told."""
+        run, request = event.run, event.request
+        if len(request.chunks) < 2 or not run.block or not request.is_whole or request.request_id in run.dropped:
+            return
+        first_end = request.chunks[0][2] // run.block
+        last_end = min(request.chunks[-1][2], request.prompt or 0) // run.block
+        saved: set[int] = set()
+        for (direction, _, group), pages in request.moved.items():
+            if direction == Direction.SAVE.value and group < len(request.pages):
+                saved.update(ordinal for ordinal, page in enumerate(request.pages[group][:last_end]) if page in pages)
+        if saved and max(saved) < first_end < last_end and request.finish is not None:
+            yield self.finding(
+                request.finish,
+                request.first_build,
+                saved_blocks=max(saved) + 1,
+                first_chunk_blocks=first_end,
+                prompt_blocks=last_end,
+                chunks=len(request.chunks),
+            )
+
+
+class PromisedNotLoaded(Rule):
+    """Every block that was honoured is loaded, in each layer group.
+
+    Contract: honoured tokens count as computed; there is no way back (contract.md 1.5, 10 W2).
+    Runtime: none; the model attends to whatever the pages held before.
+    Fix: load blocks ``[computed, computed + honoured)`` of every group but for those without a page; take the honoured number,
+        not the offered one, and round the offer to whole blocks.
+    """
+
+    id = "W2"
+    follows = frozenset({"S1b", "S2", "S3", "S3b", "S8", "S8b", "S10b", "L1", "L1b", "W10", "N4", "S7d"})
+
+    def on_loaded(self, event: Settled) -> Iterator[Hit]:
+        """A request's loads are told."""
+        run, request = event.run, event.request
+        wanted = promise(run, request)
+        if wanted is None:
+            return
+        for rank in loaded_ranks(request):
+            missing: dict[int, int] = {}
+            for group, pages in wanted.items():
+                left = pages - request.moved.get((Direction.LOAD.value, rank, group), set())
+                if left:
+                    missing[group] = len(left)
+            if missing and request.alloc is not None:
+                yield self.finding(
+                    request.alloc, request.query, request.first_build, *request.transfers, rank=rank,
+                    missing_pages_by_group=missing, honoured=request.honoured,
+                )  # fmt: skip
+                return
+
+
+class LoadedTooLate(Rule):
+    """What was honoured is loaded before the first layer needs it.
+
+    Contract: work on ``start_load_kv``'s stream is ordered before the forward; a layer's own hook is the last chance
+        (contract.md 4.3, 10 W2).
+    Runtime: none; the pass has computed on what the pages held before.
+    Fix: issue loads in ``start_load_kv``; layer by layer, wait in ``wait_for_layer_load`` of the first layer of each group.
+    """
+
+    id = "W2b"
+    follows = frozenset({"W10"})
+
+    def on_loaded(self, event: Settled) -> Iterator[Hit]:
+        """A request's loads are told."""
+        run, request = event.run, event.request
+        if promise(run, request) is None or request.is_async or request.first_build is None:
+            return
+        step = request.first_build.step
+        for source in run.sources:
+            end = source.ended.get(step)
+            late = [each for each in request.transfers if end is not None and _is_late(each, step, end[1])]
+            if late and end is not None:
+                yield self.finding(late[0], request.first_build, end[0], late_ns=late[0].started_ns - end[1])
+                return
+
+
+def _is_late(transfer: Transfer, step: int, needed_ns: int) -> bool:
+    return transfer.direction is Direction.LOAD and transfer.step == step and transfer.started_ns > needed_ns
+
+
+class HooksMissing(Rule):
+    """Per-layer hooks come in prefill passes, if they come at all.
+
+    Contract: hooks run in eager forwards only (contract.md 4.4, 10 W7).
+    Runtime: a pass that replays a CUDA graph runs none.
+    Fix: don't load or save in per-layer hooks alone; or turn the graphs off (rule L6 of ``tracekv doctor``).
+    """
+
+    id = "W7"
+    severity = Severity.SUSPECT
+    by = By.RUNTIME
+    once = True
+    follows = frozenset({"W10"})
+
+    def on_pass(self, event: Pass) -> Iterator[Hit]:
+        """A forward has ended."""
+        if event.hooks is None and event.prefilled and event.run.hooked_prefills and not event.source.is_blind:
+            yield self.finding(event.record, prefilled_tokens=event.prefilled)
+
+
+class HooksOfSomeLayers(Rule):
+    """In a pass with hooks every layer has them.
+
+    Contract: one pair per decoder layer, all layers in eager passes, none in a replayed graph (contract.md 10 W7).
+    Runtime: none; a layer-wise connector lacks some layers.
+    Fix: count the layers that you saved before you call a block stored.
+    """
+
+    id = "W7b"
+    severity = Severity.SUSPECT
+    by = By.RUNTIME
+    follows = frozenset({"W10"})
+
+    def on_pass(self, event: Pass) -> Iterator[Hit]:
+        """A forward has ended."""
+        if event.hooks is None or not event.run.layers:
+            return
+        for name, pairs in (("wait_for_layer_load", event.hooks.waits), ("save_kv_layer", event.hooks.saves)):
+            starts = memoryview(pairs).cast("q")[::2].tolist()
+            # Hooks may be all of one kind: a duck-typed worker that defines only that one.
+            if not any(starts) or (len(starts) == len(event.run.layers) and all(starts)):
+                continue
+            called = {layer for layer, start in enumerate(starts) if start}
+            missing = sorted(event.run.layers - called)
+            strange = sorted(called - event.run.layers)
+            if missing or strange:
+                yield self.finding(
+                    event.record, event.hooks, hook=name, missing=missing[:_MOST_NAMED], unknown=strange[:_MOST_NAMED]
+                )
+                return
+
+
+class SavedBeforeWait(Rule):
+    """A layer is waited for before it is saved.
+
+    Contract: ``wait_for_layer_load`` before the layer, ``save_kv_layer`` after it (contract.md 10 W7).
+    Runtime: it broke this itself.
+    Fix: save in ``wait_for_save`` instead.
+    """
+
+    id = "W7c"
+    by = By.RUNTIME
+    follows = frozenset({"W7b"})
+
+    def on_pass(self, event: Pass) -> Iterator[Hit]:
+        """A forward has ended."""
+        hooks = event.hooks
+        if hooks is None:
+            return
+        layer = _first_saved_early(hooks)
+        if layer is not None:
+            yield self.finding(event.record, hooks, layer=layer)
+
+
+def _first_saved_early(hooks: LayerHooks) -> int | None:
+    waits = memoryview(hooks.waits).cast("q")[::2].tolist()
+    saves = memoryview(hooks.saves).cast("q")[::2].tolist()
+    if all(map(int.__le__, waits, saves)):
+        return None
+    early = (n for n, (wait, save) in enumerate(zip(waits, saves, strict=False)) if 0 < save < wait)
+    return next(early, None)

@@ -1,0 +1,203 @@
+"""What rules are told: a record with the state that it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tracekv.journal.records import (
+    AllocCall,
+    BindCall,
+    BuildCall,
+    Call,
+    FinishCall,
+    FinishedCall,
+    LayerHooks,
+    QueryCall,
+    RegisterCall,
+    StoreOperation,
+    Transfer,
+)
+from tracekv.rules.state import Request, Run, Source
+
+
+class Query(NamedTuple):
+    """A query was answered."""
+
+    run: Run
+    source: Source
+    request: Request
+    record: QueryCall
+
+
+class Alloc(NamedTuple):
+    """Pages were told; ``request`` None where none was queried."""
+
+    run: Run
+    source: Source
+    request: Request | None
+    record: AllocCall
+
+
+class Build(NamedTuple):
+    """A pass was built.
+
+    Attributes:
+        short: ``(request, tokens reached)`` of those whose pages hold fewer tokens.
+        asked_again: Requests that were asked about once more and go on with the pages they had.
+    """
+
+    run: Run
+    source: Source
+    record: BuildCall
+    short: Sequence[tuple[Request, int]]
+    asked_again: Sequence[Request]
+
+
+class Claim(NamedTuple):
+    """A request was given a page; ``other`` held it before, and runs in the same pass."""
+
+    run: Run
+    source: Source
+    record: Call
+    request: Request
+    other: Request
+    group: int
+    page: int
+
+
+class Listed(NamedTuple):
+    """Pages were listed for a request: ``slots`` of one layer group, in its block order, from ``ordinal`` on."""
+
+    run: Run
+    source: Source
+    record: Call
+    request: Request
+    group: int
+    slots: Sequence[int]
+
+
+class Bind(NamedTuple):
+    """Metadata was bound; ``others`` are what other ranks bound in the same pass, ``built`` what the leader made."""
+
+    run: Run
+    source: Source
+    record: BindCall
+    others: Sequence[tuple[Source, BindCall]]
+    built: BuildCall | None
+
+
+class Register(NamedTuple):
+    """Caches were registered; ``before`` is an earlier registration of the same worker."""
+
+    run: Run
+    source: Source
+    record: RegisterCall
+    before: RegisterCall | None
+
+
+class Start(NamedTuple):
+    """``start_load_kv``; ``is_bound`` None where it isn't known whether metadata was bound for it."""
+
+    run: Run
+    source: Source
+    record: Call
+    is_bound: bool | None
+    loaded_tokens: int
+
+
+class Pass(NamedTuple):
+    """A forward has ended on a rank; ``prefilled`` are its prompt tokens, as far as they are known."""
+
+    run: Run
+    source: Source
+    record: Call
+    hooks: LayerHooks | None
+    prefilled: int
+
+
+class Moved(NamedTuple):
+    """A transfer was reported; ``request`` None where it isn't known."""
+
+    run: Run
+    source: Source
+    request: Request | None
+    record: Transfer
+
+
+class Stored(NamedTuple):
+    """A store operation was reported."""
+
+    run: Run
+    source: Source
+    record: StoreOperation
+
+
+class Finish(NamedTuple):
+    """The end of a request was announced; ``first`` is the first announcement where this is another one."""
+
+    run: Run
+    source: Source
+    request: Request
+    record: FinishCall
+    first: FinishCall | None
+
+
+class Polled(NamedTuple):
+    """``get_finished`` was given ids, or returned some."""
+
+    run: Run
+    source: Source
+    record: FinishedCall
+
+
+class Returned(NamedTuple):
+    """``get_finished`` returned an id.
+
+    Attributes:
+        kind: ``saving`` or ``loading``, the list that it was in.
+        fate: ``ok``; ``swapped``: it was pending in the other list; ``twice``; ``unknown``.
+        before: The record that explains the fate: where it was given, or returned before.
+    """
+
+    run: Run
+    source: Source
+    record: FinishedCall
+    kind: str
+    request_id: int
+    fate: str
+    request: Request | None
+    before: object
+
+
+class Scheduled(NamedTuple):
+    """A scheduler callback on a rank that does not lead."""
+
+    run: Run
+    source: Source
+    record: Call
+
+
+class Failed(NamedTuple):
+    """A callback raised; ``built`` is the pass's build, where it had succeeded before."""
+
+    run: Run
+    source: Source
+    record: Call
+    built: BuildCall | None
+
+
+class Settled(NamedTuple):
+    """Enough passes have gone by that everything about a request's load, or its end, was reported."""
+
+    run: Run
+    source: Source
+    request: Request
+
+
+class Time(NamedTuple):
+    """About a second has gone by."""
+
+    run: Run
+    source: Source
+    now_ns: int

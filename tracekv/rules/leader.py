@@ -1,0 +1,271 @@
+"""What the leader's records change: requests, their pages, and passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracekv.journal.records import (
+    AllocCall,
+    BuildCall,
+    Call,
+    CancelLoadCall,
+    FinishCall,
+    Lookup,
+    QueryCall,
+    RequestResetCall,
+)
+from tracekv.rules import events
+from tracekv.rules.core import Core
+from tracekv.rules.state import Request, Run, Source
+
+
+class LeaderRecords(Core):
+    """Takes the scheduler's callbacks."""
+
+    def _scheduled(self, run: Run, source: Source, record: Call) -> bool:
+        """Whether the record is the leader's."""
+        if run.leader is None or run.leader is source:
+            return True
+        self._tell("scheduled", events.Scheduled(run, source, record))
+        return False
+
+    def _looked_up(self, source: Source, record: Lookup) -> None:
+        self._run(source).lookups[record.request_id] = record
+
+    def _query(self, source: Source, record: QueryCall) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        if not self._scheduled(run, source, record):
+            return
+        before = run.requests.get(record.request_id)
+        request = Request(record.request_id)
+        request.is_whole = True
+        if before is not None and before.query is not None and not before.finishes:
+            if before.alloc is None:
+                request.queries = before.queries + 1
+            request.replaces = before if before.alloc is not None else before.replaces
+            if request.replaces is not None:
+                request.replaces.replaces = None  # a chain of them would never be forgotten
+        run.remember(request)
+        if request.replaces is not None:
+            run.asked_again[request.request_id] = request
+        request.query = record
+        request.prompt = record.prompt_tokens
+        request.computed = record.computed_tokens
+        request.offered = record.offered_tokens
+        request.is_async = record.is_async
+        request.seen_ns = record.ended_ns
+        lookup = run.lookups.pop(record.request_id, None)
+        if lookup is not None and lookup.started_ns >= record.started_ns:
+            request.lookup = lookup
+        self._tell("query", events.Query(run, source, request, record))
+
+    def _alloc(self, source: Source, record: AllocCall) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        if not self._scheduled(run, source, record):
+            return
+        request = run.requests.get(record.request_id)
+        self._tell("alloc", events.Alloc(run, source, request, record))
+        if request is None:
+            return
+        request.alloc = record
+        request.queries = 0
+        request.honoured = record.honoured_tokens
+        request.pages = [list(slots) for slots in record.pages]
+        request.shared = request.computed // run.block if run.block else 0
+        if request.is_async:
+            request.is_parked = True
+            request.parked_ns = record.ended_ns
+            run.waiting[request.request_id] = request
+            self._list_pages(run, source, record, request, request.pages, 0, ())
+
+    def _build(self, source: Source, record: BuildCall) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        if not self._scheduled(run, source, record):
+            return
+        if run.last_step and record.step != run.last_step + 1:
+            self._forget(run)
+        run.last_step = record.step
+        run.builds += 1
+        if record.has_metadata:
+            run.content[record.step] = record
+        prompt_tokens = loaded = 0
+        for index in range(record.new_requests):
+            begun, honoured = self._first_report(run, record, index)
+            prompt_tokens += begun
+            loaded += honoured
+        if record.pages:
+            self._take_pages(run, source, record)
+        if run.prefilling:
+            prompt_tokens += self._later_chunks(run, record)
+        if prompt_tokens:
+            run.prefilled[record.step] = (prompt_tokens, loaded)
+        short = self._short(run, record) if run.block else []
+        again = self._asked_again(run, record) if run.asked_again else []
+        self._tell("build", events.Build(run, source, record, short, again))
+        run.last_build = record
+        while run.due and run.due[0][0] <= run.builds:
+            _, name, request = run.due.popleft()
+            self._tell(name, events.Settled(run, source, request))
+
+    def _first_report(self, run: Run, record: BuildCall, index: int) -> tuple[int, int]:
+        """The prompt tokens that are computed, and those that a load has to bring before."""
+        request = run.request(record.request_ids[index])
+        request.pages = []
+        request.chunks = []
+        request.seen_ns = record.ended_ns
+        if request.prompt is None:
+            request.prompt = record.prompt_tokens[index]
+        begin, scheduled = record.computed_positions[index], record.scheduled_tokens[index]
+        honoured = 0
+        if request.first_build is None and request.is_whole and not request.is_async:
+            honoured = request.honoured or 0
+            run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
+        if request.is_parked:
+            request.is_parked = False
+            run.waiting.pop(request.request_id, None)
+        if request.first_build is not None:
+            request.is_whole = False  # replayed without a query: what was honoured then says nothing now
+        request.first_build = record
+        begin += honoured
+        request.chunks.append((record.step, begin, begin + scheduled))
+        if begin + scheduled < request.prompt:
+            run.prefilling[request.request_id] = request
+        return scheduled, honoured
+
+    def _later_chunks(self, run: Run, record: BuildCall) -> int:
+        tokens = 0
+        ids = record.request_ids
+        for request_id, request in list(run.prefilling.items()):
+            if request_id not in ids:
+                continue
+            index = ids.index(request_id)
+            begin, scheduled = record.computed_positions[index], record.scheduled_tokens[index]
+            if index >= record.new_requests:
+                tokens += scheduled
+                if len(request.chunks) < 4096:
+                    request.chunks.append((record.step, begin, begin + scheduled))
+            if begin + scheduled >= (request.prompt or 0):
+                del run.prefilling[request_id]
+        return tokens
+
+    def _take_pages(self, run: Run, source: Source, record: BuildCall) -> None:
+        running = set(record.request_ids)
+        for position, lists in record.pages:
+            request_id = record.request_ids[position]
+            request = run.requests.get(request_id)
+            if request is None:
+                continue
+            pages = request.pages
+            while len(pages) < len(lists):
+                pages.append([])
+            begin = len(pages[0])
+            for slots, more in zip(pages, lists, strict=False):
+                slots += more
+            if run.block:
+                run.covered[request_id] = min(map(len, pages)) * run.block if request.is_whole else 1 << 62
+            self._list_pages(run, source, record, request, lists, begin, running)
+
+    def _list_pages(
+        self,
+        run: Run,
+        source: Source,
+        record: Call,
+        request: Request,
+        lists: Sequence[Sequence[int]],
+        begin: int,
+        running: set[int] | tuple[()],
+    ) -> None:
+        """Note whose pages these are now; ``begin`` is the block ordinal of the first in each list."""
+        since = record.started_ns
+        for group, slots in enumerate(lists):
+            if not slots:
+                continue
+            self._tell("listed", events.Listed(run, source, record, request, group, slots))
+            own = slots[max(0, request.shared - begin) :] if request.shared > begin else slots
+            claims = run.claims.setdefault(group, {})
+            if running:
+                for page in claims.keys() & own:
+                    other = claims[page][0]
+                    is_running = other.request_id in running and run.requests.get(other.request_id) is other
+                    if page >= 0 and other is not request and is_running and not other.left_ns:
+                        self._tell("claim", events.Claim(run, source, record, request, other, group, page))
+            claims.update(dict.fromkeys(own, (request, since)))
+
+    def _short(self, run: Run, record: BuildCall) -> list[tuple[Request, int]]:
+        """The requests whose pages hold fewer tokens than the pass reaches."""
+        covered = run.covered.get
+        ends = list(map(int.__add__, record.computed_positions, record.scheduled_tokens))
+        found = []
+        if not all(map(int.__ge__, map(lambda i: covered(i, 1 << 62), record.request_ids), ends)):  # noqa: C417
+            for request_id, end in zip(record.request_ids, ends, strict=True):
+                if covered(request_id, end) < end:
+                    request = run.requests[request_id]
+                    if self._is_continuous(run, record, request_id):
+                        found.append((request, end))
+                    else:
+                        request.is_whole = False
+                        run.covered[request_id] = 1 << 62
+        return found
+
+    def _asked_again(self, run: Run, record: BuildCall) -> list[Request]:
+        """Requests that go on as if nothing had happened after they were asked about once more."""
+        found = []
+        for request_id, request in list(run.asked_again.items()):
+            if request_id in record.request_ids:
+                del run.asked_again[request_id]
+                if record.request_ids.index(request_id) >= record.new_requests and request.is_whole:
+                    found.append(request)
+        return found
+
+    def _is_continuous(self, run: Run, record: BuildCall, request_id: int) -> bool:
+        """Whether the request goes on where the pass before left it: then no report in between was missed."""
+        index = record.request_ids.index(request_id)
+        before = run.last_build
+        if index < record.new_requests:
+            return True
+        if before is None or request_id not in before.request_ids:
+            return False
+        at = before.request_ids.index(request_id)
+        request = run.requests[request_id]
+        reached = before.computed_positions[at] + before.scheduled_tokens[at]
+        if request.first_build is before:
+            reached += request.honoured or 0
+        return record.computed_positions[index] <= reached
+
+    def _finish(self, source: Source, record: FinishCall) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        if not self._scheduled(run, source, record):
+            return
+        request = run.request(record.request_id)
+        first = request.finish
+        request.finishes += 1
+        self._tell("finish", events.Finish(run, source, request, record, first))
+        run.covered.pop(record.request_id, None)
+        run.prefilling.pop(record.request_id, None)
+        run.waiting.pop(record.request_id, None)
+        if first is not None:
+            return
+        request.finish = record
+        if not record.keeps_pages:
+            request.left_ns = record.ended_ns
+        if request.is_whole:
+            run.due.append((run.builds + self._limits.settle_passes, "left", request))
+
+    def _cancelled(self, source: Source, record: CancelLoadCall) -> None:
+        self._withdrawn(source, record, record.request_id)
+
+    def _reset(self, source: Source, record: RequestResetCall) -> None:
+        self._withdrawn(source, record, record.request_id)
+
+    def _withdrawn(self, source: Source, record: Call, request_id: int) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        request = run.requests.get(request_id)
+        if request is not None:
+            request.is_whole = False
+            request.queries = 0
+            run.covered.pop(request_id, None)

@@ -1,0 +1,226 @@
+"""What the rules share: requests, their pages, passes, ranks and caches, as far as the records tell. All of it is bounded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any, Generic, TypeVar
+
+from tracekv.journal.records import (
+    AllocCall,
+    BindCall,
+    BuildCall,
+    Call,
+    FinishCall,
+    GroupFacts,
+    LayerHooks,
+    Lookup,
+    QueryCall,
+    Record,
+    RegisterCall,
+    StoreOperation,
+    Transfer,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: Requests that are remembered; an engine runs a few hundred at a time.
+MOST_REQUESTS = 8192
+#: Ids that were returned, keys, objects.
+MOST_IDS = 8192
+#: Transfers of one request that are remembered one by one.
+MOST_TRANSFERS = 256
+
+
+class Recent(OrderedDict[K, V], Generic[K, V]):
+    """A dictionary that forgets its oldest entries."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
+class Request:
+    """A request of a run.
+
+    Attributes:
+        is_whole: Everything since its query was seen; else nothing is concluded from what is absent.
+        computed: Prompt tokens that the device supplied, at the query.
+        pages: Page slots by layer group and block ordinal, as reported.
+        queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
+        shared: Blocks at the front that the device supplied: others may hold their pages too.
+        chunks: Prefill passes ``(step, begin, end)``.
+        moved: ``(direction, rank, layer group) -> page slots``, successful transfers only.
+        left_ns: When its pages were the runtime's again, 0 while they are its own.
+        is_parked: An asynchronous load was promised and isn't reported done.
+    """
+
+    __slots__ = (
+        "alloc", "chunks", "computed", "finish", "finishes", "first_build", "honoured", "is_async", "is_parked",
+        "is_whole", "left_ns", "lookup", "moved", "offered", "pages", "parked_ns", "prompt", "queries",
+        "query", "replaces", "request_id", "returned_ns", "seen_ns", "shared", "transfers",
+    )  # fmt: skip
+
+    def __init__(self, request_id: int) -> None:
+        self.request_id = request_id
+        self.is_whole = False
+        self.queries = 1
+        self.replaces: Request | None = None
+        self.query: QueryCall | None = None
+        self.lookup: Lookup | None = None
+        self.alloc: AllocCall | None = None
+        self.finish: FinishCall | None = None
+        self.finishes = 0
+        self.first_build: BuildCall | None = None
+        self.computed = 0
+        self.offered = 0
+        self.honoured: int | None = None
+        self.is_async = False
+        self.is_parked = False
+        self.parked_ns = 0
+        self.prompt: int | None = None
+        self.pages: list[list[int]] = []
+        self.shared = 0
+        self.chunks: list[tuple[int, int, int]] = []
+        self.moved: dict[tuple[str, int, int], set[int]] = {}
+        self.transfers: deque[Transfer] = deque(maxlen=MOST_TRANSFERS)
+        self.left_ns = 0
+        self.returned_ns = 0
+        self.seen_ns = 0
+
+    def knows_page(self, group: int, page: int) -> bool:
+        """Whether the slot was reported as this request's."""
+        return group < len(self.pages) and page in self.pages[group]
+
+
+class Source:
+    """One process's journal.
+
+    Attributes:
+        rank, world: None while unknown.
+        saving, loading: Ids given to ``get_finished`` and not returned: ``id -> (time, record)``.
+        returned: Ids that were returned: ``(kind, id) -> record``.
+        now_ns: The latest time in a record.
+        shift_ns: What makes this process's times comparable with its leader's.
+        trusts_ids_from: From when on an unknown id is one that was never given.
+        is_bound: Metadata was bound since the last ``start_load_kv``; None while that isn't known.
+        is_blind: Calls are only counted.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rank: int | None = None
+        self.world: int | None = None
+        self.run: Run | None = None
+        self.boot_id = ""
+        self.wall_offset_ns = 0
+        self.shift_ns = 0
+        self.expected: int | None = None
+        self.now_ns = 0
+        self.has_scheduler = False
+        self.worker_class = ""
+        self.register: RegisterCall | None = None
+        self.is_blind = False
+        self.trusts_ids_from = 0
+        self.saw_start = False
+        self.forget()
+
+    def forget(self) -> None:
+        """What a gap, or another worker, makes uncertain."""
+        self.saving: dict[int, tuple[int, Record]] = {}
+        self.loading: dict[int, tuple[int, Record]] = {}
+        self.returned: Recent[tuple[str, int], Record] = Recent(MOST_IDS)
+        self.is_bound: bool | None = None
+        self.start: Call | None = None
+        self.hooks: LayerHooks | None = None
+        self.ended: Recent[int, tuple[Call, int]] = Recent(64)
+        self.operations: deque[StoreOperation] = deque(maxlen=64)
+
+
+class Run:
+    """One engine: its leader and its other ranks.
+
+    Attributes:
+        groups: Registered layer groups by id; ``block`` tokens per block, 0 while it isn't told.
+        claims: ``layer group -> page slot -> (request, since when)``; a page that the device shares is its first owner's.
+        covered: ``request id -> tokens that its reported pages hold``.
+        builds: Passes built that were seen.
+        is_known_from: Passes built when everything that belongs together was first seen whole.
+        reports: Whether its worker's class reports transfers: then their absence says something.
+        waiting: Parked requests by id.
+        due: ``(at builds, event, request)``.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.sources: list[Source] = []
+        self.leader: Source | None = None
+        self.groups: dict[int, GroupFacts] = {}
+        self.block = 0
+        self.layers: frozenset[int] = frozenset()
+        self.layout: tuple[Any, ...] | None = None
+        self.world: int | None = None
+        self.now_ns = 0
+        self.ticked_ns = 0
+        self.builds = 0
+        self.is_known_from = 0
+        self.reports = False
+        self.saved_bytes = 0
+        self.hooked_prefills = 0
+        self.prefill_ns_per_token = 0.0
+        self.dropped: Recent[int, bool] = Recent(MOST_IDS)
+        self.forget()
+
+    def forget(self) -> None:
+        """What a gap makes uncertain: every request. The caches, ranks and classes stay known."""
+        self.requests: dict[int, Request] = {}
+        self.claims: dict[int, dict[int, tuple[Request, int]]] = {}
+        self.covered: dict[int, int] = {}
+        self.lookups: Recent[int, Lookup] = Recent(256)
+        self.last_build: BuildCall | None = None
+        self.last_step = 0
+        self.due: deque[tuple[int, str, Request]] = deque()
+        self.bound: Recent[int, list[tuple[Source, BindCall]]] = Recent(64)
+        self.content: Recent[int, BuildCall] = Recent(64)
+        self.completions: Recent[tuple[str, int], dict[int, tuple[int, Record]]] = Recent(MOST_IDS)
+        self.waiting: dict[int, Request] = {}
+        self.prefilling: dict[int, Request] = {}
+        self.asked_again: dict[int, Request] = {}
+        self.prefilled: Recent[int, tuple[int, int]] = Recent(64)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a pass has gone by since the beginning, or since the last gap."""
+        return self.builds >= self.is_known_from
+
+    def remember(self, request: Request) -> None:
+        """Keep a request under its id; the oldest go."""
+        self.drop(request.request_id)
+        self.requests[request.request_id] = request
+        while len(self.requests) > MOST_REQUESTS:
+            self.drop(next(iter(self.requests)))
+
+    def request(self, request_id: int) -> Request:
+        """The request's state; a new one is not whole."""
+        found = self.requests.get(request_id)
+        if found is None:
+            found = Request(request_id)
+            self.remember(found)
+        return found
+
+    def drop(self, request_id: int) -> None:
+        """Forget a request."""
+        self.requests.pop(request_id, None)
+        self.covered.pop(request_id, None)
+        self.waiting.pop(request_id, None)
+        self.prefilling.pop(request_id, None)
+        self.asked_again.pop(request_id, None)
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold ``tokens``."""
+        return -(-tokens // self.block)

@@ -1,0 +1,72 @@
+"""Keeps what the rules share up to date with the records, and tells events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracekv.journal.records import (
+    AllocCall,
+    BindCall,
+    BuildCall,
+    Call,
+    CallCounts,
+    CancelLoadCall,
+    ConnectorWrapped,
+    Drop,
+    FinishCall,
+    FinishedCall,
+    IdlePolls,
+    LayerHooks,
+    Lookup,
+    ProcessStarted,
+    QueryCall,
+    Record,
+    RegisterCall,
+    RequestResetCall,
+    RunJoined,
+    StoreOperation,
+    TracingReduced,
+    Transfer,
+)
+from tracekv.rules.core import Tell
+from tracekv.rules.leader import LeaderRecords
+from tracekv.rules.model import Limits
+from tracekv.rules.state import Source
+from tracekv.rules.worker import WorkerRecords
+
+
+class Tracker(LeaderRecords, WorkerRecords):
+    """The state of every run, and the one place that changes it."""
+
+    def __init__(self, limits: Limits, tell: Tell, heard: frozenset[str]) -> None:
+        super().__init__(limits, tell, heard)
+        self._takers: dict[type[Record], Callable[[Source, Any], None]] = {
+            ProcessStarted: self._process_started,
+            ConnectorWrapped: self._wrapped,
+            RunJoined: self._joined,
+            TracingReduced: self._reduced,
+            CallCounts: self._counted,
+            Call: self._call,
+            QueryCall: self._query,
+            AllocCall: self._alloc,
+            BuildCall: self._build,
+            FinishCall: self._finish,
+            BindCall: self._bind,
+            FinishedCall: self._polled,
+            IdlePolls: self._idle,
+            LayerHooks: self._hooks,
+            RegisterCall: self._register,
+            CancelLoadCall: self._cancelled,
+            RequestResetCall: self._reset,
+            Transfer: self._moved,
+            Lookup: self._looked_up,
+            StoreOperation: self._stored,
+            Drop: self._dropped,
+        }
+
+    def take(self, name: str, record: Record) -> None:
+        """Take one record of a process."""
+        taker = self._takers.get(type(record))
+        if taker is not None:
+            taker(self._source(name), record)

@@ -1,0 +1,175 @@
+"""What the workers' records change: binding, loading, forwards, polls and transfers."""
+
+from __future__ import annotations
+
+from tracekv.journal.records import (
+    BindCall,
+    Call,
+    Drop,
+    FinishedCall,
+    IdlePolls,
+    LayerHooks,
+    Record,
+    StoreOperation,
+    Transfer,
+)
+from tracekv.journal.vocabulary import Callback, Direction
+from tracekv.rules import events
+from tracekv.rules.core import Core
+from tracekv.rules.state import Request, Run, Source
+
+#: Prompt tokens from which on a pass tells what computing costs.
+_RATE_TOKENS = 256
+_BUILD = int(Callback.BUILD_CONNECTOR_META)
+_BIND = int(Callback.BIND_CONNECTOR_META)
+_START = int(Callback.START_LOAD_KV)
+_END = int(Callback.WAIT_FOR_SAVE)
+
+
+class WorkerRecords(Core):
+    """Takes the worker's callbacks, and what a connector reports."""
+
+    def _call(self, source: Source, record: Call) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        code = record.callback
+        if record.error is not None:
+            self._failed(run, source, record)
+        elif code == _START:
+            _, loaded = run.prefilled.get(record.step, (0, 0))
+            self._tell("start", events.Start(run, source, record, source.is_bound, loaded))
+            source.is_bound = False
+            source.start = record
+        elif code == _END:
+            self._ended(run, source, record)
+
+    def _failed(self, run: Run, source: Source, record: Call) -> None:
+        source.hooks = None
+        built = None
+        if record.callback == _BUILD:
+            if run.last_build is not None and run.last_build.step == record.step:
+                built = run.last_build
+            run.last_step = max(run.last_step, record.step)
+        elif record.callback == _BIND:
+            source.is_bound = None
+        self._tell("failed", events.Failed(run, source, record, built))
+
+    def _ended(self, run: Run, source: Source, record: Call) -> None:
+        hooks, source.hooks = source.hooks, None
+        if hooks is not None and hooks.step != record.step:
+            hooks = None
+        tokens, _ = run.prefilled.get(record.step, (0, 0))
+        start = source.start
+        first_wait = _first_wait_end(hooks) if hooks is not None else 0
+        source.ended[record.step] = (record, first_wait or record.started_ns)
+        if tokens >= _RATE_TOKENS and start is not None and start.step == record.step:
+            rate = max(0, record.started_ns - start.ended_ns) / tokens
+            run.prefill_ns_per_token = (
+                rate if not run.prefill_ns_per_token else (run.prefill_ns_per_token * 3 + rate) / 4
+            )
+        self._tell("pass", events.Pass(run, source, record, hooks, tokens))
+        if tokens and hooks is not None:
+            run.hooked_prefills += 1
+
+    def _hooks(self, source: Source, record: LayerHooks) -> None:
+        source.hooks = record
+
+    def _bind(self, source: Source, record: BindCall) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        source.is_bound = True
+        bound = run.bound.get(record.step)
+        if bound is None:
+            bound = run.bound[record.step] = []
+        others = [each for each in bound if each[0] is not source]
+        self._tell("bind", events.Bind(run, source, record, others, run.content.get(record.step)))
+        bound.append((source, record))
+
+    def _idle(self, source: Source, record: IdlePolls) -> None:
+        self._passed(self._run(source), source, record.last_ended_ns)
+
+    def _polled(self, source: Source, record: FinishedCall) -> None:
+        run = self._run(source)
+        self._passed(run, source, record.ended_ns)
+        for request_id in record.saving_given:
+            source.saving[request_id] = (record.ended_ns, record)
+        for request_id in record.loading_given:
+            source.loading[request_id] = (record.ended_ns, record)
+        self._tell("polled", events.Polled(run, source, record))
+        for request_id in record.saving_returned:
+            self._returned(run, source, record, "saving", request_id)
+        for request_id in record.loading_returned:
+            self._returned(run, source, record, "loading", request_id)
+
+    def _returned(self, run: Run, source: Source, record: FinishedCall, kind: str, request_id: int) -> None:
+        mine, others = (source.saving, source.loading) if kind == "saving" else (source.loading, source.saving)
+        request = run.requests.get(request_id)
+        before: Record | None = None
+        if request_id in mine:
+            fate, before = "ok", mine.pop(request_id)[1]
+        elif request_id in others:
+            fate, before = "swapped", others.pop(request_id)[1]
+        elif (kind, request_id) in source.returned:
+            fate, before = "twice", source.returned[kind, request_id]
+        else:
+            fate = "unknown"
+            if record.ended_ns < source.trusts_ids_from:
+                return
+        source.returned[kind, request_id] = record
+        self._tell("returned", events.Returned(run, source, record, kind, request_id, fate, request, before))
+        if fate == "ok":
+            self._completed(run, source, record, kind, request_id, request)
+
+    def _completed(
+        self, run: Run, source: Source, record: FinishedCall, kind: str, request_id: int, request: Request | None
+    ) -> None:
+        """A rank has returned an id; once all have, the request goes on, or its pages go."""
+        world = run.world or 1
+        now = record.ended_ns + source.shift_ns
+        key = (kind, request_id)
+        by_rank = run.completions.get(key) or {}
+        by_rank[source.rank or 0] = (now, record)
+        if len(by_rank) < world:
+            run.completions[key] = by_rank
+            return
+        run.completions.pop(key, None)
+        if request is None:
+            return
+        last = max(at for at, _ in by_rank.values())
+        if kind == "saving":
+            request.left_ns = request.left_ns or last
+        else:
+            request.returned_ns = last
+            request.is_parked = False
+            run.waiting.pop(request_id, None)
+            if request.is_whole:
+                run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
+
+    def _moved(self, source: Source, record: Transfer) -> None:
+        run = self._run(source)
+        if not run.reports:
+            run.reports = True
+            self._reporting.add(source.worker_class)
+        request = run.requests.get(record.request_id)
+        if record.error is None:
+            if request is not None:
+                moved = (record.direction.value, source.rank or 0, record.layer_group)
+                request.moved.setdefault(moved, set()).update(record.pages)
+                request.transfers.append(record)
+            if record.direction is Direction.SAVE:
+                run.saved_bytes += record.nbytes
+        self._tell("moved", events.Moved(run, source, request, record))
+
+    def _stored(self, source: Source, record: StoreOperation) -> None:
+        source.operations.append(record)
+        self._tell("stored", events.Stored(self._run(source), source, record))
+
+    def _dropped(self, source: Source, record: Drop) -> None:
+        if record.request_id is not None:
+            self._run(source).dropped[record.request_id] = True
+
+
+def _first_wait_end(hooks: LayerHooks) -> int:
+    """When the first layer's wait was left: what is loaded later is too late for it."""
+    waits = memoryview(hooks.waits).cast("q")
+    return next((waits[at + 1] for at in range(0, len(waits), 2) if waits[at]), 0)
