@@ -157,11 +157,11 @@ def test_an_agent_killed_in_the_middle_of_a_run_costs_nothing_but_a_repeated_bat
     assert journal is not None
     for record in live.beginning():
         journal.write(record)
-    number, rounds = 0, 4
+    number, rounds = 0, 3
     for turn in range(rounds):
         with live.agent(directory, **environ) as killed:
             seen = len(live.spans_in(trace))
-            for _ in range(40):
+            for _ in range(20):
                 number += 1
                 for record in live.request(number):
                     journal.write(record)
@@ -281,7 +281,7 @@ def test_an_agent_in_front_of_a_bad_endpoint_stays_small_and_ends_the_wait_of_it
     try:
         with live.agent(directory, **environ) as process:
             journal.claim_engine_thread()
-            records = [*live.beginning(), *(record for number in range(1, 1501) for record in live.request(number))]
+            records = [*live.beginning(), *(record for number in range(1, 401) for record in live.request(number))]
             for record in records:
                 journal.write(record)
             state = StateFile(journal.path)

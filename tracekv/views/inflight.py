@@ -261,9 +261,15 @@ class InFlightView:
     ) -> list[_Plan]:
         """Plans for the blocks of tokens ``[begin, end)``; ``whole``: only those that are complete at ``end``."""
         size = self.facts.tokens_per_block
-        if size <= 0:
+        if size > 0:
+            first, last = begin // size, (end if whole else end + size - 1) // size
+        elif way is Direction.LOAD:
+            first, last = (
+                0,
+                1 << 62,
+            )  # the layout doesn't tell a block's size: any page that was handed over may be meant
+        else:
             return []
-        first, last = begin // size, (end if whole else end + size - 1) // size
         return [
             _Plan(known.request_id, way, group, pages, since_ns, step)
             for group, slots in enumerate(known.pages)
