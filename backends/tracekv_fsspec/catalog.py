@@ -103,8 +103,12 @@ class Catalog:
             if not found:
                 return 0, 0
             counter = _Counter(len(found), progress)
-            with ThreadPoolExecutor(min(_LOADERS, len(by_writer)), thread_name_prefix="tracekv-manifest") as pool:
-                counts = list(pool.map(lambda each: self._read_writer(each, counter), by_writer.values()))
+            # Tombstones first: a block that was removed and stored anew is then found at its new place at once.
+            removers = [found for found in by_writer.values() if any(is_tombstone for _, is_tombstone, _ in found)]
+            others = [found for found in by_writer.values() if found not in removers]
+            with ThreadPoolExecutor(_LOADERS, thread_name_prefix="tracekv-manifest") as pool:
+                counts = list(pool.map(lambda each: self._read_writer(each, counter), removers))
+                counts += pool.map(lambda each: self._read_writer(each, counter), others)
             return sum(n for n, _ in counts), sum(blocks for _, blocks in counts)
 
     def close(self, seconds: float) -> None:
@@ -119,8 +123,12 @@ class Catalog:
         """Commits and tombstones behind the cursors, by as few listings as that takes."""
         now = monotonic()
         live = [writer for writer, seen in self._seen_at.items() if now - seen < LIVE_S and writer not in self._own]
+        again = self._index.doubted()
         is_full = (
-            self._round % FULL_EVERY == 0 or not self._store.lists_after or len(live) + 1 > -(-self._listed // _PAGE)
+            self._round % FULL_EVERY == 0
+            or bool(again)
+            or not self._store.lists_after
+            or len(live) + 1 > -(-self._listed // _PAGE)
         )
         self._round += 1
         folder = manifest_folder(self._deployment)
@@ -132,13 +140,12 @@ class Catalog:
         for entry in entries:
             if (name := commit_of(entry.path)) is not None:
                 listed[entry.path] = (*name, entry)
-        again: set[Commit] = set()
         if is_full:
             self._listed = len(entries)
             there = {commit for commit, is_tombstone, _ in listed.values() if not is_tombstone}
             for commit in known - there:
                 self._index.remove(commit, for_good=False)
-            again = self._index.doubted() & there
+            self._index.looked_at(again)
         return [each for each in listed.values() if self._is_new(each[0], again)]
 
     def _is_new(self, commit: Commit, again: set[Commit]) -> bool:

@@ -109,6 +109,7 @@ class Index:
         self._commits: dict[Commit, list[Segment]] = {}
         self._faults: dict[tuple[Shard, bytes], tuple[Outcome, float]] = {}
         self._doubted: dict[Commit, float] = {}
+        self._shadowed: dict[Commit, set[Commit]] = {}
         self._removed: set[Commit] = set()
         self._lock = threading.Lock()
 
@@ -135,6 +136,10 @@ class Index:
                 if runs is None:
                     continue
                 fresh = [entry for entry in entries if entry.key not in runs]
+                if len(fresh) < len(entries):
+                    # Should the first place go, this one is worth another look.
+                    for first in {runs[entry.key].segment.commit for entry in entries if entry.key in runs}:
+                        self._shadowed.setdefault(first, set()).add(commit)
                 for start in range(0, len(fresh), _RUN_ROWS):
                     run = Run(segment, shard, fresh[start : start + _RUN_ROWS])
                     segment.runs.append(run)
@@ -153,10 +158,8 @@ class Index:
             if for_good:
                 self._removed.add(commit)
             self._doubted.pop(commit, None)
-            forgotten = 0
-            for segment in self._commits.pop(commit, ()):
-                forgotten += self._forget_segment(segment, None)
-            return forgotten
+            self._doubt_shadowed(commit)
+            return sum(self._forget_segment(segment, None) for segment in self._commits.pop(commit, ()))
 
     def commits(self) -> set[Commit]:
         """What is known now."""
@@ -169,13 +172,19 @@ class Index:
             return [segment for segments in self._commits.values() for segment in segments]
 
     def doubted(self) -> set[Commit]:
-        """Commits of which something was gone or broken so long ago that their manifests are worth another look."""
+        """Commits whose manifests are worth another look.
+
+        Something of them was gone or broken some time ago, or what they have twice went elsewhere.
+        """
         now = monotonic()
         with self._lock:
-            due = {commit for commit, until in self._doubted.items() if until <= now}
-            for commit in due:
-                del self._doubted[commit]
-        return due
+            return {commit for commit, until in self._doubted.items() if until <= now}
+
+    def looked_at(self, commits: Iterable[Commit]) -> None:
+        """Another look is under way."""
+        with self._lock:
+            for commit in commits:
+                self._doubted.pop(commit, None)
 
     def locate(self, shard: Shard, keys: Sequence[bytes]) -> list[tuple[Run, Place] | None]:
         """The run and place of each key, or None. Cheapest where keys follow each other as they were stored."""
@@ -219,6 +228,7 @@ class Index:
         with self._lock:
             self._forget(run, key, outcome)
             self._doubted[run.segment.commit] = monotonic() + NEGATIVE_S
+            self._doubt_shadowed(run.segment.commit)
 
     def quarantine_segment(self, segment: Segment, outcome: Outcome) -> int:
         """Forget every block of a segment that is gone or not what it should be. Returns how many."""
@@ -227,7 +237,13 @@ class Index:
                 return 0
             segment.fault = outcome
             self._doubted[segment.commit] = monotonic() + NEGATIVE_S
+            self._doubt_shadowed(segment.commit)
             return self._forget_segment(segment, outcome)
+
+    def _doubt_shadowed(self, commit: Commit) -> None:
+        for shadowed in self._shadowed.pop(commit, ()):
+            if shadowed in self._commits:
+                self._doubted[shadowed] = 0.0
 
     def _forget_segment(self, segment: Segment, outcome: Outcome | None) -> int:
         return sum(self._forget(run, key, outcome) for run in segment.runs for key in run.each_key())

@@ -67,9 +67,7 @@ class _Files:
     def read(self, pages: Pages) -> int:
         flags = os.O_RDONLY | (0 if self._is_warm else getattr(os, "O_DIRECT", 0))
         files = [(self._open(self._root / path, flags), size) for path, size in pages]
-        pieces = [
-            (file, at, min(_PIECE, size - at)) for file, size in files for at in range(0, size, _PIECE)
-        ]
+        pieces = [(file, at, min(_PIECE, size - at)) for file, size in files for at in range(0, size, _PIECE)]
         shares = [pieces[number::_THREADS] for number in range(_THREADS)]
         try:
             return sum(self._pool.map(self._read_share, shares, self._buffers))
@@ -145,18 +143,17 @@ class _Requests:
         self._engine = engine
         self._pool = ThreadPoolExecutor(_THREADS)
         self._written: list[str] = []
-        api, reading = getattr(engine, "_api", None), getattr(engine, "_reading", None)
-        if api is not None:
-            self._get = lambda path, at, length: len(api.get_range(reading, path, start=at, length=length))
-        else:
-            self._get = self._get_by_engine
+        self._api: Any = getattr(engine, "_api", None)
 
-    def _get_by_engine(self, path: str, at: int, length: int) -> int:
+    def _get(self, piece: tuple[str, int, int]) -> int:
+        path, at, length = piece
+        if self._api is not None:
+            return len(self._api.get_range(self._engine._reading, path, start=at, length=length))
         return len(self._engine._fs.cat_file(self._engine._full(path), start=at, end=at + length))
 
     def read(self, pages: Pages) -> int:
         pieces = [(path, at, min(_PIECE, size - at)) for path, size in pages for at in range(0, size, _PIECE)]
-        return sum(self._pool.map(lambda piece: self._get(*piece), pieces))
+        return sum(self._pool.map(self._get, pieces))
 
     def write(self, source: memoryview, total: int) -> int:
         data = bytes(source) * (-(-min(_SEGMENT, total) // len(source)))

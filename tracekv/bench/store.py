@@ -1,9 +1,9 @@
 """How fast a store gives and takes blocks: tracekv_fsspec, the connector document's way, and the limit, in the same rounds.
 
-*tracekv* is the whole path of the backend: a run of keys is asked for, read from segments, verified, and lies in the arena; or lies in the
-arena and is stored and committed. *The document's way* is one file per block, ``torch.save`` and ``torch.load(fs.open(path))``, one after
-the other, with fsspec's defaults. *The limit* moves the bytes of the same segments with positioned I/O or ranged requests, and does
-nothing else.
+*tracekv* is the whole path of the backend: a run of keys is asked for, read from segments, verified, and lies in the arena; or is
+copied to the arena, stored and committed. *The document's way* is one file per block, ``torch.save`` and
+``torch.load(fs.open(path))``, one by one, with fsspec's defaults. *The limit* moves the bytes of the same segments with positioned I/O or ranged requests, and
+does nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ _SEED_BLOCKS = {"local": 256, "s3": 64}
 _WAIT_S = 120.0
 
 Progress = Callable[[str], None]
+
+
+def _quietly(what: object) -> None:
+    """Nobody watches, or nothing is to be done."""
 
 
 class Row(msgspec.Struct):
@@ -69,7 +73,7 @@ def measure(
     round_bytes: int = ROUND_BYTES,
     options: Mapping[str, Any] | None = None,
     s3_client: str = "obstore",
-    progress: Progress = lambda what: None,
+    progress: Progress = _quietly,
 ) -> StoreSpeed:
     """Measure at ``url``, below a folder of this run's own that is removed at the end.
 
@@ -111,9 +115,7 @@ class _Bench:
         self._blocks = blocks
         deployment = Deployment("bench", "torch.bfloat16", 32, secrets.token_bytes(32))
         self._namespace = namespace_digest(deployment.digest())
-        settings = Settings(
-            url=url, arena_bytes=blocks * padded(size), write_queue_bytes=1 << 40, refresh_ms=3_600_000
-        )
+        settings = Settings(url=url, arena_bytes=blocks * padded(size), write_queue_bytes=1 << 40, refresh_ms=3_600_000)
         self._journal = MemoryJournal()
         self._store = open_store(url, options, s3_client=s3_client)
         self.engine = self._store.engine
@@ -149,7 +151,12 @@ class _Bench:
         """Ours, theirs and the limit, each time from the named temperature."""
         self._cpu = {"tracekv": [], "limit": []}
         self._requests = []
-        prepare = {"cold": self._limit.cool, "warm": self._limit.warm, None: lambda paths: None}[temperature]
+        by_temperature: dict[str | None, Callable[[Sequence[str]], None]] = {
+            "cold": self._limit.cool,
+            "warm": self._limit.warm,
+            None: _quietly,
+        }
+        prepare = by_temperature[temperature]
         ours = [path for path, _ in self._pages]
         half = len(self._pages) // 2
 
@@ -241,8 +248,7 @@ class _Bench:
         blocks = []
         for ordinal, key in enumerate(keys):
             slot = writer.reserve(self._shard, key)
-            if not isinstance(slot, Slot):
-                raise RuntimeError(f"tracekv: the benchmark's own queue is full ({slot.value})")
+            assert isinstance(slot, Slot), f"the benchmark's own queue is full ({slot})"
             at = ordinal % (len(self._source) // size) * size
             arena.view(slot)[:size] = self._source[at : at + size]
             blocks.append(SaveBlock(0, self._namespace, key, ordinal, 32, slot))
@@ -266,7 +272,9 @@ class _Bench:
             staged, reason = reader.take(ticket)
             took = perf_counter() - started
         if staged != len(keys):
-            raise RuntimeError(f"tracekv: {len(keys) - staged} blocks didn't come back from {self._store.url} ({reason})")
+            raise RuntimeError(
+                f"tracekv: {len(keys) - staged} blocks didn't come back from {self._store.url} ({reason})"
+            )
         for slots in ticket.slots.values():
             self._stager.release([slot for slot in slots if slot is not None])
         if count:

@@ -9,11 +9,14 @@ import typer
 from tracekv._version import __version__
 from tracekv.cli.agent import agent
 from tracekv.cli.bench import bench
+from tracekv.cli.check import check
 from tracekv.cli.control import set_detail
 from tracekv.cli.demo import demo
 from tracekv.cli.doctor import doctor
 from tracekv.cli.dump import dump
 from tracekv.cli.record import record
+from tracekv.cli.replay import replay
+from tracekv.cli.store import store
 
 app = typer.Typer(
     name="tracekv",
@@ -24,11 +27,14 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command()(check)
 app.command()(agent)
 app.command()(dump)
 app.command()(record)
+app.command()(replay)
 app.command("set")(set_detail)
 app.add_typer(bench, name="bench")
+app.add_typer(store, name="store")
 
 
 def _print_version(wanted: bool) -> None:
