@@ -301,3 +301,68 @@ def test_a_journal_without_a_recording_says_how_to_make_one(model, tmp_path, mon
         replay([tmp_path / "journals"], FLAT)
     shown = CliRunner().invoke(app, ["replay", str(tmp_path / "journals"), "--connector", COMMAND_CONNECTOR])
     assert shown.exit_code == 1
+
+
+# -- other callbacks -------------------------------------------------------------------------------------------------------
+
+
+class Keeping(PersistentKvCacheConnectorLeader):
+    """Keeps the pages of a request that finishes."""
+
+    def request_finished(self, request, cache_block_ids):
+        super().request_finished(request, cache_block_ids)
+        return True
+
+
+class Saving(PersistentKvCacheConnectorWorker):
+    saving = ()
+
+    def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
+        done, self.saving = list(self.saving), list(finished_gen_req_ids)
+        return done, []
+
+
+class Forgetting(Saving):
+    def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
+        return [], []
+
+
+KEEPING = Connector(Keeping, Saving)
+
+
+def test_get_finished_is_given_what_the_replayed_connector_keeps(record, fresh):
+    journals = record("llama", FLAT, "v1", *PROMPTS)
+    result = replay([journals], KEEPING)
+    assert result.errors == []
+    assert any("pages were given back when it finished, now they are kept" in told for told in result.differences)
+    journals = record("llama", KEEPING, "v1", *PROMPTS)
+    assert replay([journals], KEEPING).errors == []
+
+
+def test_a_save_that_is_never_returned_is_an_error(record, fresh, monkeypatch):
+    from tracekv.testing import replay_driver
+
+    monkeypatch.setattr(replay_driver, "WAIT_S", 0.2)
+    journals = record("llama", FLAT, "v1", *PROMPTS)
+    result = replay([journals], Connector(Keeping, Forgetting))
+    assert {(each.callback, each.error) for each in result.errors} == {("get_finished", "NeverFinished")}
+
+
+class Layerwise(PersistentKvCacheConnectorWorker):
+    seen = ()
+
+    def wait_for_layer_load(self, layer_idx, stream):
+        Layerwise.seen = (*Layerwise.seen, ("wait", layer_idx))
+
+    def save_kv_layer(self, layer_idx, stream):
+        Layerwise.seen = (*Layerwise.seen, ("save", layer_idx))
+
+
+def test_the_per_layer_hooks_come_in_their_order(record, fresh):
+    journals = record("llama", FLAT, "v1", *PROMPTS)
+    Layerwise.seen = ()
+    result = replay([journals], Connector(PersistentKvCacheConnectorLeader, Layerwise))
+    assert result.errors == []
+    one_pass = (("wait", 0), ("save", 0), ("wait", 1), ("save", 1))
+    assert Layerwise.seen[:4] == one_pass
+    assert Layerwise.seen == one_pass * (len(Layerwise.seen) // 4)

@@ -53,13 +53,15 @@ class PageOwners(Observer):
     MAX_REQUESTS = 4096
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # the connector's own threads ask too
         self._requests: dict[int, dict[tuple[int, int], None]] = {}
         self._owners: dict[tuple[int, int], dict[int, None]] = {}
 
     def owner(self, page: tuple[int, int]) -> int:
         """Of a (layer group, page slot)."""
-        owners = self._owners.get(page)
-        return next(reversed(owners)) if owners else UNKNOWN_REQUEST
+        with self._lock:
+            owners = self._owners.get(page)
+            return next(reversed(owners)) if owners else UNKNOWN_REQUEST
 
     def allocated(self, request: Any, pages: list[list[int]]) -> None:
         """``update_state_after_alloc``."""
@@ -75,9 +77,14 @@ class PageOwners(Observer):
     def finished(self, request: Any, pages: list[list[int]], answer: Any) -> None:
         """``request_finished``: pages that are kept for a save stay the request's until another has them."""
         if not answer:
-            self._disown(request.request_id)
+            with self._lock:
+                self._disown(request.request_id)
 
     def _own(self, request_id: int, pages: list[list[int]]) -> None:
+        with self._lock:
+            self._take(request_id, pages)
+
+    def _take(self, request_id: int, pages: list[list[int]]) -> None:
         held = self._requests.pop(request_id, {})
         self._requests[request_id] = held
         for group, slots in enumerate(pages):

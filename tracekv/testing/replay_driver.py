@@ -21,7 +21,7 @@ from tracekv.contract import RequestData, SchedulerOutput
 from tracekv.harness import bringup
 from tracekv.harness.collectives import OneRank
 from tracekv.harness.manager import KvCacheConnectorManager
-from tracekv.harness.requests import Request, RequestState
+from tracekv.harness.requests import RequestState
 from tracekv.harness.stream import HostStream
 from tracekv.journal.records import (
     AllocCall,
@@ -41,7 +41,8 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Callback
 from tracekv.testing.replay_caches import make_caches, registration
-from tracekv.testing.replay_recording import FirstReport, Life
+from tracekv.testing.replay_recording import Life, LookAhead
+from tracekv.testing.replay_requests import Live, make_request
 from tracekv.testing.replay_tokens import PseudoTokens
 
 #: How long a load or a save that is under way may take.
@@ -59,28 +60,6 @@ class ReplayError(msgspec.Struct, frozen=True):
     request_id: int | None
     error: str
     message: str
-
-
-@dataclass
-class _Live:
-    """A request of the replay.
-
-    Attributes:
-        tokens: All that it will have.
-        reported: How many of them were.
-        start, honoured, is_async: Of the replayed offer.
-        report: Its first report as recorded.
-        is_early: Reported ahead of its recorded place.
-    """
-
-    request: Request
-    tokens: list[int]
-    reported: int = 0
-    start: int = 0
-    honoured: int = 0
-    is_async: bool = False
-    report: FirstReport | None = None
-    is_early: bool = False
 
 
 class _Manager(KvCacheConnectorManager):
@@ -112,14 +91,19 @@ class Driver:
     most_bytes: int
     errors: list[ReplayError] = field(default_factory=list)
     has_shared_rows: bool = False
+    _ahead: LookAhead = field(init=False)
+    _memory: list[Any] = field(default_factory=list, init=False)
+    _manager: _Manager = field(init=False)
+    _after_forward: Callable[[], None] | None = field(default=None, init=False)
+    _groups: int = field(default=1, init=False)
+    _stream: HostStream = field(default_factory=lambda: HostStream("replay"), init=False)
+    _live: dict[int, Live] = field(default_factory=dict, init=False)
+    _prompts: dict[int, tuple[ReplayPrompt, ReplayEnd | None]] = field(default_factory=dict, init=False)
+    _early: list[Live] = field(default_factory=list, init=False)
 
     def drive(self, connector: Connector, after_each: Callable[[], None]) -> None:
         """Construct the pair, call it through the life, end it. ``after_each`` is called between callbacks."""
         self._ahead = self.life.look_ahead()
-        self._live: dict[int, _Live] = {}
-        self._prompts: dict[int, tuple[ReplayPrompt, ReplayEnd | None]] = {}
-        self._early: list[_Live] = []
-        self._stream = HostStream("replay")
         if not self._bring_up(connector):
             return
         for index, record in enumerate(self.life.records):
@@ -135,7 +119,7 @@ class Driver:
 
     def _bring_up(self, connector: Connector) -> bool:
         start, caches = self.life.start, make_caches(self.life, self.most_bytes)
-        self._caches = caches
+        self._memory = caches.memory
         self.has_shared_rows = caches.has_shared_rows
         assert self.life.register is not None
         block_tokens = start.tokens_per_block or self.life.register.tokens_per_block or 32
@@ -250,7 +234,7 @@ class Driver:
         self._hand_over(output)
 
     def _report(
-        self, live: _Live, build: BuildCall, position: int, more: ReplayBuild | None, *, is_new: bool
+        self, live: Live, build: BuildCall, position: int, more: ReplayBuild | None, *, is_new: bool
     ) -> RequestData:
         count = 1
         if more is not None:
@@ -259,8 +243,7 @@ class Driver:
             count = build.prompt_tokens[position]
         if is_new:
             live.reported = 0
-        new_tokens = self._tokens_of(live, live.reported, count)
-        live.reported += count
+        new_tokens = live.report_more(count, self.tokens)
         computed, scheduled = build.computed_positions[position], build.scheduled_tokens[position]
         if live.report is not None and live.report.build is build:
             computed = live.start + (live.honoured if live.is_async else 0)
@@ -285,8 +268,7 @@ class Driver:
 
     def _finish(self, finish: FinishCall) -> None:
         live = self._live.get(finish.request_id) or self._begin(finish.request_id)
-        for token in live.tokens[live.request.num_tokens :]:
-            live.request.append_token(token)
+        live.grow_to(len(live.tokens))
         live.request.state = RequestState.GENERATION_COMPLETE
         flat, by_group = self._lists(finish.pages)
         self._safely(
@@ -308,41 +290,10 @@ class Driver:
 
     # -- what they share -----------------------------------------------------------------------------------------------
 
-    def _begin(self, request_id: int) -> _Live:
+    def _begin(self, request_id: int) -> Live:
         prompt, end = self._prompts.get(request_id, (None, None))
-        if prompt is None:
-            # Its prompt was overwritten in the ring, or it is one that no callback but the report names.
-            live = _Live(Request(request_id, [], 1), [])
-        else:
-            tokens = self.tokens.sequence(prompt, end)
-            salt, lora, images = (
-                None if each is None else each.hex() for each in (prompt.salt, prompt.lora, prompt.images)
-            )
-            request = Request(
-                request_id,
-                tokens[: prompt.tokens],
-                1,
-                cache_salt=salt,
-                lora_task_id=None if lora is None else int(lora, 16) >> 1,
-                multimodal_hashes=None if images is None else [_words(images) for _ in prompt.image_places or [0]],
-                multimodal_positions=prompt.image_places or None,
-                multimodal_lengths=prompt.image_lengths or None,
-            )
-            request.prompt_len = prompt.prompt_tokens
-            live = _Live(request, tokens)
-        self._live[request_id] = live
+        live = self._live[request_id] = make_request(request_id, prompt, end, self.tokens)
         return live
-
-    def _tokens_of(self, live: _Live, start: int, count: int) -> list[int]:
-        known = live.tokens[start : start + count]
-        lacking = count - len(known)
-        if lacking > 0:
-            beyond = self.tokens.beyond(live.request.request_id, start + len(known), lacking)
-            live.tokens += beyond
-            known += beyond
-        for token in live.tokens[live.request.num_tokens : start + count]:
-            live.request.append_token(token)
-        return known
 
     def _lists(self, pages: list[list[int]]) -> tuple[list[int], list[list[int]] | None]:
         pages = [list(slots) for slots in pages] or [[]]
@@ -352,7 +303,7 @@ class Driver:
         self._manager.set_scheduler_output(output)
         self._safely("build_connector_meta", None, self._manager.handle_metadata)
 
-    def _await_load(self, live: _Live) -> None:
+    def _await_load(self, live: Live) -> None:
         """A parked request runs when its load is over."""
         request_id = live.request.request_id
         if request_id not in self._manager.finished_async_loading_requests:
@@ -398,9 +349,3 @@ class Driver:
                 callback = manager.raised[0]
             self.errors.append(ReplayError(self.number, callback, request_id, type(error).__name__, str(error)[:500]))
             return None
-
-
-def _words(digest: str) -> list[int]:
-    """A multimodal hash is eight words of 32 bits."""
-    number = int(digest, 16)
-    return [(number >> (8 * i)) & 0xFFFFFFFF for i in range(8)]
