@@ -48,7 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     budget_pct: Annotated[float, msgspec.Meta(gt=0, le=100)] = 3.0
     #: Replace request ids by a digest in everything that leaves the process.
     hash_request_ids: bool = False
-    #: See the bytes that callbacks copy from and to the pages, whatever the connector tells; costs microseconds per copy.
+    #: See the bytes that callbacks copy from and to the pages, whatever the connector tells. To find faults with: each copy costs
+    #: about a tenth of a millisecond more.
     watch: bool = False
     #: ``replay``: record keyed digests of each request's blocks too, so that ``tracekv replay`` can drive another connector.
     record: Literal["", "replay"] = ""

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -30,7 +29,7 @@ import torch
 
 from tracekv.capture import watch_views
 from tracekv.capture.observers import Observer
-from tracekv.capture.watch_extents import Extents, Pages, extents_of
+from tracekv.capture.watch_extents import Extents, Pages, add_pages, extents_of
 from tracekv.capture.watch_ops import Moved
 from tracekv.contract import reading
 from tracekv.journal.current import current
@@ -133,7 +132,7 @@ class Watch(Observer):
         self._lock = threading.Lock()
         self._sums: dict[tuple[Direction, int, int], _Sum] = {}
         self._gaps: dict[WatchGap, tuple[int, str]] = {}
-        self._negative: Counter[tuple[int, int]] = Counter()
+        self._negative: Pages = {}
         self._has_news = False
         self._reported_step = -1
         self._engine_thread = 0
@@ -209,7 +208,7 @@ class Watch(Observer):
             self._add(Direction.SAVE, moved.read, started_ns, ended)
             self._add(Direction.LOAD, moved.written, started_ns, ended)
             if moved.negative:
-                self._negative.update(moved.negative)
+                add_pages(self._negative, moved.negative)
                 self._has_news = True
 
     def _add(self, direction: Direction, pages: Pages, started_ns: int, ended_ns: int) -> None:
@@ -235,10 +234,10 @@ class Watch(Observer):
         started = perf_counter_ns()
         storage = tensor.untyped_storage()
         start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        read: Pages = Counter()
+        read: Pages = {}
         for pool in self.extents.pools_between(start, end):
             for group, slot, nbytes in pool.bytes_in(start - pool.start, end - start):
-                read[group, slot] += nbytes
+                add_pages(read, {(group, slot): nbytes})
         self.moved(Moved(read=read), started)
 
     def failed(self, error: Exception) -> None:

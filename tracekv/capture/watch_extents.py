@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -12,7 +11,13 @@ from typing import Any, NamedTuple
 from tracekv.contract.reading import LayoutView
 
 #: Bytes touched, by (layer group, page slot).
-Pages = Counter[tuple[int, int]]
+Pages = dict[tuple[int, int], int]
+
+
+def add_pages(total: Pages, more: Pages) -> None:
+    """Add the bytes of each page."""
+    for page, nbytes in more.items():
+        total[page] = total.get(page, 0) + nbytes
 
 
 class Part(NamedTuple):
@@ -89,12 +94,13 @@ def pages_of(pool: Pool, address: int, shape: Sequence[int], strides: Sequence[i
     across = [(stride // pool.stride, size) for stride, size in dims if stride % pool.stride == 0]
     within = [(stride, size) for stride, size in dims if stride % pool.stride]
     first = address - pool.start
-    pages: Pages = Counter()
+    pages: Pages = {}
     # The runs inside one slot repeat in every slot of the dimensions that step from slot to slot.
     for offset in _offsets(within):
         for group, slot, nbytes in pool.bytes_in(first + offset, run):
             for steps in _offsets(across):
-                pages[group, slot + steps] += nbytes
+                page = group, slot + steps
+                pages[page] = pages.get(page, 0) + nbytes
     return pages
 
 

@@ -6,14 +6,13 @@ written, aliased (a view: nothing moves) or read. Operations that pick elements 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tracekv.capture.watch_extents import Extents, Pages, Pool, pages_of, pages_of_tensor
+from tracekv.capture.watch_extents import Extents, Pages, Pool, add_pages, pages_of, pages_of_tensor
 
 #: They look at a tensor, not at its bytes.
 _LOOKS_ONLY = frozenset({
@@ -35,9 +34,9 @@ class Moved:
         is_exact: False where more may be counted than moved.
     """
 
-    read: Pages = field(default_factory=Counter)
-    written: Pages = field(default_factory=Counter)
-    negative: Pages = field(default_factory=Counter)
+    read: Pages = field(default_factory=dict)
+    written: Pages = field(default_factory=dict)
+    negative: Pages = field(default_factory=dict)
     is_exact: bool = True
 
     def __bool__(self) -> bool:
@@ -71,7 +70,11 @@ def moved_by(
         schema = _schemas[operation] = _Schema(operation)
     if schema.looks_only:
         return None
+    if schema.is_view and schema.name != "select":
+        return None
     arguments = {**dict(zip(schema.names, args, strict=False)), **kwargs}
+    if schema.is_view and arguments["index"] >= 0:
+        return None
     touched = [
         (name, tensor, pool)
         for name, value in arguments.items()
@@ -82,8 +85,7 @@ def moved_by(
         return None
     moved = Moved()
     if schema.is_view:
-        if schema.name == "select":
-            _note_negative(moved, touched[0][1], touched[0][2], arguments["dim"], [arguments["index"]])
+        _note_negative(moved, touched[0][1], touched[0][2], arguments["dim"], [arguments["index"]])
         return moved
     moved.is_exact = schema.name not in _MASKED
     made = sum(tensor.numel() for tensor in _tensors(answer))
@@ -91,9 +93,9 @@ def moved_by(
     for name, tensor, pool in touched:
         pages, elements = _touched_pages(schema.name, name, tensor, pool, arguments, moved)
         if name in schema.written:
-            moved.written.update(pages)
+            add_pages(moved.written, pages)
         elif made >= elements:  # a sum, a comparison: it reads, but takes nothing away
-            moved.read.update(pages)
+            add_pages(moved.read, pages)
     return moved
 
 
@@ -124,9 +126,9 @@ def _touched_pages(
         return pages_of_tensor(pool, tensor), tensor.numel()
     places, shape, strides = picked(tensor, arguments, moved, pool)
     size = tensor.element_size()
-    pages: Pages = Counter()
+    pages: Pages = {}
     for place in places:
-        pages.update(pages_of(pool, tensor.data_ptr() + place * size, shape, strides, size))
+        add_pages(pages, pages_of(pool, tensor.data_ptr() + place * size, shape, strides, size))
     elements = len(places)
     for extent in shape:
         elements *= extent
@@ -215,4 +217,4 @@ def _note_negative(moved: Moved, tensor: Any, pool: Pool, dim: int, numbers: Ite
         if number < 0:
             offset = tensor.data_ptr() - pool.start + (number + tensor.shape[dim]) * step
             for group, slot, _ in pool.bytes_in(offset, 1):
-                moved.negative[group, slot] += 1
+                add_pages(moved.negative, {(group, slot): 1})

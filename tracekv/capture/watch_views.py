@@ -117,7 +117,7 @@ class WatchedTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(_has_its_own(kind) for kind in types):
+        if not _ORDINARY.issuperset(types) and any(map(_has_its_own, types)):
             return NotImplemented  # another subclass's function: it will call us back with what it makes of it
         watcher = _watcher
         with torch._C.DisableTorchFunctionSubclass():
@@ -150,6 +150,10 @@ class WatchedTensor(torch.Tensor):
         return torch.Tensor.as_subclass(self, WatchedTensor if cls is torch.Tensor else cls)
 
 
+#: Tensor classes without a torch function of their own.
+_ORDINARY: set[type] = {torch.Tensor, WatchedTensor}
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor over the same memory."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -163,9 +167,12 @@ def watched(tensor: torch.Tensor) -> torch.Tensor:
 
 def _has_its_own(kind: type) -> bool:
     function = getattr(kind, "__torch_function__", torch._C._disabled_torch_function_impl)
-    if kind is WatchedTensor or function is torch._C._disabled_torch_function_impl:
-        return False
-    return getattr(function, "__func__", function) is not _DEFAULT_FUNCTION
+    is_ordinary = function is torch._C._disabled_torch_function_impl or (
+        getattr(function, "__func__", function) is _DEFAULT_FUNCTION
+    )
+    if is_ordinary:
+        _ORDINARY.add(kind)
+    return not is_ordinary
 
 
 def _before(watcher: Watcher, func: Any, args: Any) -> None:
