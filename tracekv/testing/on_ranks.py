@@ -1,0 +1,121 @@
+"""Plays the story of a cell on two ranks, processes of their own that live from cell to cell."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+
+from tracekv.harness.jobs import Prompt, RankJob, RanksFailed
+from tracekv.harness.ranks import Ranks
+from tracekv.testing.cells import Ask, Cell, NewEngine, Submit
+from tracekv.testing.journals import Recorded, journal_of
+from tracekv.testing.playing import Answer, Played, model_options, options_of
+
+
+class RanksBroke(RuntimeError):
+    """A rank raised, died, or waits for another that doesn't come."""
+
+
+class OnRanks:
+    """Two ranks, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+
+    def play(
+        self,
+        cell: Cell,
+        pair: tuple[type, type],
+        block: int,
+        settings: Mapping[str, str],
+        patience_s: float,
+    ) -> tuple[Played, Recorded]:
+        """The story, an engine after another; the tokens are those of rank 0, which all ranks have to agree on.
+
+        Raises:
+            NotImplementedError: The connector, or the cache, refuses to work with this cache or with two ranks.
+            RanksBroke: A rank failed.
+        """
+        names = [_importable(cls) for cls in pair]
+        played, found = Played(), Recorded()
+        for asks in _engines(cell):
+            with tempfile.TemporaryDirectory(prefix="tracekv-ranks-") as folder:
+                tracing = {
+                    "TRACEKV_AGENT": "off",
+                    "TRACEKV_DETAIL": "full",
+                    "TRACEKV_BUDGET_PCT": "100",
+                    "TRACEKV_JOURNAL_DIR": folder,
+                }
+                job = RankJob(
+                    rounds=[[Prompt(ask.tokens(cell.name), ask.new, ask.options()) for ask in each] for each in asks],
+                    preset=cell.preset,
+                    model_options=model_options(cell.preset),
+                    executor_options=options_of(cell, block),
+                    scheduler=names[0],
+                    worker=names[1],
+                    traced=True,
+                    environ={**settings, **tracing},
+                )
+                self._play_engine(job, [ask for each in asks for ask in each], played, patience_s)
+                part = journal_of(folder)
+                found.records += part.records
+                found.lost += part.lost
+        return played, found
+
+    def close(self) -> None:
+        """End them."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def _play_engine(self, job: RankJob, asks: list[Ask], played: Played, patience_s: float) -> None:
+        if self._ranks is None:
+            self._ranks = Ranks(2)
+        try:
+            results = self._ranks.run(job, timeout_s=60 + patience_s)
+        except RanksFailed as failed:
+            self._ranks = None  # all of them were ended
+            for failure in failed.failures.values():
+                kind, _, what = failure.what.partition(": ")
+                if failure.kind == "raised" and kind in ("NotImplementedError", "ConnectorError"):
+                    raise NotImplementedError(what) from None
+            raise RanksBroke(str(failed)) from None
+        for ask, *served in zip(asks, *(result.requests for result in results), strict=True):
+            first = served[0]
+            error = next((each.error for each in served if each.error is not None), None)
+            if error is None and any(each.tokens != first.tokens for each in served):
+                error = "the ranks generated different tokens"
+            played.answers.append(
+                Answer(
+                    ask,
+                    first.request_id,
+                    first.tokens,
+                    first.first_logits,
+                    first.device_tokens,
+                    first.honoured_tokens,
+                    first.passes,
+                    error,
+                )
+            )
+        for result in results:
+            played.calls += Counter(result.calls)
+
+
+def _engines(cell: Cell) -> list[list[list[Ask]]]:
+    """Asks by engine and round; a round is what is submitted before passes run."""
+    engines: list[list[list[Ask]]] = [[[]]]
+    for move in cell.moves:
+        if isinstance(move, Submit):
+            engines[-1][-1].append(move.ask)
+        elif isinstance(move, NewEngine):
+            engines.append([[]])
+        else:
+            engines[-1].append([])
+    return [[asks for asks in rounds if asks] for rounds in engines]
+
+
+def _importable(cls: type) -> str:
+    if "<" in cls.__qualname__:
+        raise NotImplementedError(f"{cls.__qualname__} is local to a function: the ranks' processes can't import it")
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -1,0 +1,260 @@
+"""Plays the story of a cell in one process: with a connector pair, or without one for what the tokens have to be."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tracekv.testing.cells import VOCABULARY, Ask, Cancel, Cell, Move, NewEngine, Step, Submit
+from tracekv.testing.tenants import of_its_tenant
+
+if TYPE_CHECKING:
+    import torch
+
+#: Small enough for a pass in a few milliseconds; wrong pages still show in the logits.
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma3": {"sliding_window": 64},
+}
+_SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 1024,
+}
+NUM_BLOCKS = 48
+_PAUSE_S = 0.0002
+
+
+class NotIdle(RuntimeError):
+    """Requests are left, and nothing happens any more."""
+
+
+@dataclass
+class Answer:
+    """What became of a request.
+
+    Attributes:
+        request_id: In its engine.
+        first_logits: ``[vocabulary]`` float32, or None where it had no first token.
+        device_tokens: Supplied by device reuse.
+        honoured_tokens: Supplied by the connector.
+        error: ``Type: message`` of a forward, a per-layer hook or ``wait_for_save`` that raised.
+    """
+
+    ask: Ask
+    request_id: int
+    tokens: list[int] = field(default_factory=list)
+    first_logits: torch.Tensor | None = None
+    device_tokens: int = 0
+    honoured_tokens: int = 0
+    passes: list[tuple[int, int]] = field(default_factory=list)
+    error: str | None = None
+    is_cancelled: bool = False
+
+
+@dataclass
+class Played:
+    """What a story came to.
+
+    Attributes:
+        calls: ``"scheduler.NAME"`` / ``"worker.NAME"`` -> calls, of all engines (and ranks).
+        error: What ended it early: the runtime would have died of it.
+    """
+
+    answers: list[Answer] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    error: BaseException | None = None
+
+
+@functools.cache
+def model_of(preset: str) -> Any:
+    """The kit's model of a preset; built once in a process."""
+    from tracekv.harness import build_model
+
+    return build_model(preset, **model_options(preset))
+
+
+def model_options(preset: str) -> dict[str, Any]:
+    """What :func:`tracekv.harness.build_model` is told."""
+    return {**_SMALL, **MODEL_OPTIONS[preset]}
+
+
+@functools.cache
+def _executor_has(name: str) -> bool:
+    from tracekv.harness import Executor
+
+    return name in inspect.signature(Executor.__init__).parameters or hasattr(Executor, name)
+
+
+def lacking(cell: Cell) -> list[str]:
+    """What the executor lacks for a cell."""
+    return [name for name in cell.needs if not _executor_has(name)]
+
+
+def options_of(cell: Cell, block: int) -> dict[str, Any]:
+    """Arguments of the executor."""
+    return {"mode": cell.mode, "tokens_per_block": block, "num_blocks": NUM_BLOCKS, **cell.options}
+
+
+class Engines:
+    """One engine after another, for the moves of a story.
+
+    Args:
+        cell: Where.
+        pair: The connector's classes, or none.
+        block: Tokens per block.
+        patience_s: Most seconds without a scheduled pass while requests are left.
+        namespace: Of the prompts; by default the cell's name.
+    """
+
+    def __init__(
+        self, cell: Cell, pair: tuple[Any, Any] | tuple[()], block: int, patience_s: float, namespace: str | None = None
+    ) -> None:
+        self._cell = cell
+        self._pair = pair
+        self._block = block
+        self._patience_s = patience_s
+        self._namespace = cell.name if namespace is None else namespace
+        self._requests: list[tuple[Answer, Any]] = []
+        self._engine: Any = None
+        self.played = Played()
+
+    @property
+    def engine(self) -> Any:
+        """The engine of now; started by the first move that wants one."""
+        if self._engine is None:
+            from tracekv.harness import Executor
+
+            self._engine = Executor(model_of(self._cell.preset), *self._pair, **options_of(self._cell, self._block))
+        return self._engine
+
+    def submit(self, move: Submit) -> None:
+        """Queue a request."""
+        ask = move.ask
+        request = of_its_tenant(self.engine.submit(ask.tokens(self._namespace), ask.new, **ask.options()))
+        answer = Answer(ask, request.request_id)
+        self.played.answers.append(answer)
+        self._requests.append((answer, request))
+
+    def run(self) -> None:
+        """Until nothing is left to do.
+
+        Raises:
+            NotIdle: Nothing was scheduled for too long.
+        """
+        since = time.monotonic()
+        while self.engine.has_work:
+            if self.engine.step():
+                since = time.monotonic()
+            elif time.monotonic() - since > self._patience_s:
+                raise NotIdle(self._left())
+            else:
+                time.sleep(_PAUSE_S)
+
+    def step(self, move: Step) -> None:
+        """Some passes."""
+        for _ in range(move.passes):
+            self.engine.step()
+
+    def cancel(self, move: Cancel) -> None:
+        """Cancel a request."""
+        answer, request = self._requests[move.which]
+        answer.is_cancelled = True
+        self.engine.cancel(request)
+
+    def new_engine(self) -> None:
+        """End this one."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            self.played.calls += engine.calls
+            self._collect()
+            engine.shutdown()
+
+    def move(self, move: Move) -> None:
+        """Any move."""
+        if isinstance(move, Submit):
+            self.submit(move)
+        elif isinstance(move, Step):
+            self.step(move)
+        elif isinstance(move, Cancel):
+            self.cancel(move)
+        elif isinstance(move, NewEngine):
+            self.new_engine()
+        else:
+            self.run()
+
+    def play(self) -> Played:
+        """The whole story; what the engine dies of is in :attr:`Played.error`, but for refusals at its start.
+
+        Raises:
+            NotImplementedError: The connector can't work with this cache, or the cache with it.
+        """
+        starting = True
+        try:
+            for move in self._cell.moves:
+                if self._engine is None:
+                    starting = True
+                    _ = self.engine
+                starting = False
+                self.move(move)
+            self.new_engine()
+        except Exception as error:
+            if starting:
+                raise
+            self.played.error = error
+            self._collect()
+            if self._engine is not None:
+                self.played.calls += self._engine.calls
+        return self.played
+
+    def _collect(self) -> None:
+        for answer, request in self._requests:
+            answer.tokens = request.output_tokens
+            answer.first_logits = request.first_logits
+            answer.device_tokens, answer.honoured_tokens = request.device_tokens, request.honoured_tokens
+            answer.passes = request.passes
+            if request.error is not None:
+                answer.error = f"{type(request.error).__name__}: {request.error}"
+
+    def _left(self) -> str:
+        waiting = [
+            f"request {request.request_id} ({request.state.value})"
+            for answer, request in self._requests
+            if len(request.output_tokens) < answer.ask.new or request.state.value.startswith("DISAGG")
+        ]
+        return f"for {self._patience_s:g} s nothing was scheduled, and these are left: {', '.join(waiting) or 'none'}"
+
+
+class References:
+    """What requests come to without a connector, each alone on an engine of its own; kept by model and prompt."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Answer] = {}
+        self._engines: dict[tuple[str, str, int], Any] = {}
+
+    def of(self, cell: Cell, ask: Ask, block: int, namespace: str | None = None) -> Answer:
+        """The answer to compare with."""
+        name = cell.name if namespace is None else namespace
+        key = (cell.preset, cell.mode, block, name, ask.pieces, ask.new, ask.salt, ask.lora, ask.image, ask.has_hashes)
+        if key not in self._known:
+            self._known[key] = self._compute(cell, ask, block, name)
+        return self._known[key]
+
+    def _compute(self, cell: Cell, ask: Ask, block: int, namespace: str) -> Answer:
+        from tracekv.harness import Executor
+
+        engine = self._engines.get((cell.preset, cell.mode, block))
+        if engine is None:
+            engine = Executor(model_of(cell.preset), mode=cell.mode, tokens_per_block=block, num_blocks=NUM_BLOCKS)
+            self._engines[cell.preset, cell.mode, block] = engine
+        request = of_its_tenant(engine.submit(ask.tokens(namespace), ask.new, **ask.options()))
+        engine.run()
+        return Answer(ask, request.request_id, request.output_tokens, request.first_logits)
