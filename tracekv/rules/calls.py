@@ -108,7 +108,7 @@ class LoadedUnregistered(Rule):
 
     def on_start(self, event: Start) -> Iterator[Hit]:
         """``start_load_kv``."""
-        if event.source.register is None and event.run.is_known and event.source.saw_start:
+        if event.source.register is None and event.source.saw_worker:
             yield self.finding(event.record)
 
 

@@ -55,7 +55,7 @@ class Checker:
             for name in dir(rule):
                 if name.startswith("on_"):
                     self._listeners.setdefault(name[3:], []).append((rule, getattr(rule, name)))
-        self._tracker = Tracker(self._limits, self._tell, frozenset(self._listeners))
+        self._tracker = Tracker(self._limits, self._tell)
         self._numbers: Counter[str] = Counter()
         self._in_run: Recent[tuple[bytes, str], int] = Recent(4096)
         self._about: Recent[tuple[bytes, int], list[Finding]] = Recent(4096)
@@ -108,7 +108,7 @@ class Checker:
     # -- from events to findings ----------------------------------------------------------------------------------------
 
     def _tell(self, name: str, event: Any) -> None:
-        for rule, method in self._listeners[name]:
+        for rule, method in self._listeners.get(name, ()):
             if rule.id in self.removed:
                 continue
             try:
@@ -133,9 +133,9 @@ class Checker:
             return
         found = self._finding(rule, run, source, hit)
         if hit.request is not None:
-            self._about.setdefault((run.key, hit.request), []).append(found)
+            self._about[run.key, hit.request] = [*(known or ()), found]
         if found.step:
-            self._of_step.setdefault((run.key, found.step), []).append(found)
+            self._of_step[run.key, found.step] = [*self._of_step.get((run.key, found.step), ()), found]
         self._found.append(found)
         if self._on_finding is not None:
             try:

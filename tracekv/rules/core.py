@@ -32,13 +32,11 @@ class Core:
     Args:
         limits: For what settles when.
         tell: Called with an event's name and the event.
-        heard: Names of events that anybody listens to.
     """
 
-    def __init__(self, limits: Limits, tell: Tell, heard: frozenset[str]) -> None:
+    def __init__(self, limits: Limits, tell: Tell) -> None:
         self._limits = limits
-        self._tell_heard = tell
-        self._heard = heard
+        self._tell = tell
         self._sources: Recent[str, Source] = Recent(_MOST_SOURCES)
         self._runs: Recent[bytes, Run] = Recent(_MOST_RUNS)
         #: Worker classes that report what they move, in whichever run they did.
@@ -48,6 +46,7 @@ class Core:
         """Records of a process are missing before the next one."""
         source = self._source(name)
         self._forget_ids(source)
+        source.saw_worker = False
         run = source.run
         if run is None:
             return
@@ -72,10 +71,6 @@ class Core:
                 self._tell(name, events.Settled(run, source, request))
 
     # -- what processes are -----------------------------------------------------------------------------------------
-
-    def _tell(self, name: str, event: Any) -> None:
-        if name in self._heard:
-            self._tell_heard(name, event)
 
     def _source(self, name: str) -> Source:
         found = self._sources.get(name)
@@ -124,6 +119,7 @@ class Core:
             source.worker_class = record.class_name
             source.forget()
             source.register = None
+            source.saw_worker = True
             source.is_bound = False
             source.trusts_ids_from = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekv.journal.records import LayerHooks, Transfer
+from tracekv.journal.records import Transfer
 from tracekv.journal.vocabulary import Direction
 from tracekv.rules.events import Pass, Settled
 from tracekv.rules.model import By, Hit, Rule, Severity
@@ -140,16 +140,15 @@ class HooksOfSomeLayers(Rule):
     id = "W7b"
     severity = Severity.SUSPECT
     by = By.RUNTIME
+    once = True
     follows = frozenset({"W10"})
 
     def on_pass(self, event: Pass) -> Iterator[Hit]:
         """A forward has ended."""
         if event.hooks is None or not event.run.layers:
             return
-        for name, pairs in (("wait_for_layer_load", event.hooks.waits), ("save_kv_layer", event.hooks.saves)):
-            starts = memoryview(pairs).cast("q")[::2].tolist()
-            # Hooks may be all of one kind: a duck-typed worker that defines only that one.
-            if not any(starts) or (len(starts) == len(event.run.layers) and all(starts)):
+        for name, starts in (("wait_for_layer_load", event.waits), ("save_kv_layer", event.saves)):
+            if not any(starts):  # a duck-typed worker that lacks this one
                 continue
             called = {layer for layer, start in enumerate(starts) if start}
             missing = sorted(event.run.layers - called)
@@ -171,22 +170,12 @@ class SavedBeforeWait(Rule):
 
     id = "W7c"
     by = By.RUNTIME
+    once = True
     follows = frozenset({"W7b"})
 
     def on_pass(self, event: Pass) -> Iterator[Hit]:
         """A forward has ended."""
-        hooks = event.hooks
-        if hooks is None:
-            return
-        layer = _first_saved_early(hooks)
+        early = (n for n, (wait, save) in enumerate(zip(event.waits, event.saves, strict=False)) if 0 < save < wait)
+        layer = next(early, None)
         if layer is not None:
-            yield self.finding(event.record, hooks, layer=layer)
-
-
-def _first_saved_early(hooks: LayerHooks) -> int | None:
-    waits = memoryview(hooks.waits).cast("q")[::2].tolist()
-    saves = memoryview(hooks.saves).cast("q")[::2].tolist()
-    if all(map(int.__le__, waits, saves)):
-        return None
-    early = (n for n, (wait, save) in enumerate(zip(waits, saves, strict=False)) if 0 < save < wait)
-    return next(early, None)
+            yield self.finding(event.record, event.hooks, layer=layer)

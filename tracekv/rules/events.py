@@ -40,7 +40,7 @@ class Alloc(NamedTuple):
 
 
 class Build(NamedTuple):
-    """A pass was built.
+    """A pass was built, and something is odd about it.
 
     Attributes:
         short: ``(request, tokens reached)`` of those whose pages hold fewer tokens.
@@ -67,7 +67,7 @@ class Claim(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Pages were listed for a request: ``slots`` of one layer group, in its block order, from ``ordinal`` on."""
+    """Several pages were listed for a request: ``slots`` of one layer group, in its block order, from ``ordinal`` on."""
 
     run: Run
     source: Source
@@ -78,7 +78,10 @@ class Listed(NamedTuple):
 
 
 class Bind(NamedTuple):
-    """Metadata was bound; ``others`` are what other ranks bound in the same pass, ``built`` what the leader made."""
+    """Metadata was bound; ``others`` are what other ranks bound in the same pass, ``built`` what the leader made.
+
+    With one rank only what is empty or large is told.
+    """
 
     run: Run
     source: Source
@@ -97,7 +100,10 @@ class Register(NamedTuple):
 
 
 class Start(NamedTuple):
-    """``start_load_kv``; ``is_bound`` None where it isn't known whether metadata was bound for it."""
+    """``start_load_kv``, where requests wait for a load, or something is odd.
+
+    ``is_bound`` is None where it isn't known whether metadata was bound for it.
+    """
 
     run: Run
     source: Source
@@ -107,12 +113,19 @@ class Start(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A forward has ended on a rank; ``prefilled`` are its prompt tokens, as far as they are known."""
+    """A forward has ended on a rank, and there is something about its hooks; a regular one isn't told.
+
+    Attributes:
+        waits, saves: When each layer's hook was entered, by layer; 0 where it wasn't called.
+        prefilled: The pass's prompt tokens, as far as they are known.
+    """
 
     run: Run
     source: Source
     record: Call
     hooks: LayerHooks | None
+    waits: Sequence[int]
+    saves: Sequence[int]
     prefilled: int
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add, ge
 
 from tracekv.journal.records import (
     AllocCall,
@@ -16,7 +17,7 @@ from tracekv.journal.records import (
 )
 from tracekv.rules import events
 from tracekv.rules.core import Core
-from tracekv.rules.state import Request, Run, Source
+from tracekv.rules.state import MOST_TOKENS, Request, Run, Source
 
 
 class LeaderRecords(Core):
@@ -79,6 +80,8 @@ class LeaderRecords(Core):
             request.parked_ns = record.ended_ns
             run.waiting[request.request_id] = request
             self._list_pages(run, source, record, request, request.pages, 0, ())
+        else:
+            request.add_slots(record.pages)
 
     def _build(self, source: Source, record: BuildCall) -> None:
         run = self._run(source)
@@ -104,16 +107,20 @@ class LeaderRecords(Core):
             run.prefilled[record.step] = (prompt_tokens, loaded)
         short = self._short(run, record) if run.block else []
         again = self._asked_again(run, record) if run.asked_again else []
-        self._tell("build", events.Build(run, source, record, short, again))
+        if short or again:
+            self._tell("build", events.Build(run, source, record, short, again))
         run.last_build = record
         while run.due and run.due[0][0] <= run.builds:
             _, name, request = run.due.popleft()
             self._tell(name, events.Settled(run, source, request))
+            if name == "left":
+                request.trim()
 
     def _first_report(self, run: Run, record: BuildCall, index: int) -> tuple[int, int]:
         """The prompt tokens that are computed, and those that a load has to bring before."""
         request = run.request(record.request_ids[index])
         request.pages = []
+        request.slots = []
         request.chunks = []
         request.seen_ns = record.ended_ns
         if request.prompt is None:
@@ -152,7 +159,6 @@ class LeaderRecords(Core):
         return tokens
 
     def _take_pages(self, run: Run, source: Source, record: BuildCall) -> None:
-        running = set(record.request_ids)
         for position, lists in record.pages:
             request_id = record.request_ids[position]
             request = run.requests.get(request_id)
@@ -165,8 +171,8 @@ class LeaderRecords(Core):
             for slots, more in zip(pages, lists, strict=False):
                 slots += more
             if run.block:
-                run.covered[request_id] = min(map(len, pages)) * run.block if request.is_whole else 1 << 62
-            self._list_pages(run, source, record, request, lists, begin, running)
+                run.covered[request_id] = min(map(len, pages)) * run.block if request.is_whole else MOST_TOKENS
+            self._list_pages(run, source, record, request, lists, begin, record.request_ids)
 
     def _list_pages(
         self,
@@ -176,38 +182,47 @@ class LeaderRecords(Core):
         request: Request,
         lists: Sequence[Sequence[int]],
         begin: int,
-        running: set[int] | tuple[()],
+        running: Sequence[int],
     ) -> None:
         """Note whose pages these are now; ``begin`` is the block ordinal of the first in each list."""
         since = record.started_ns
+        request.add_slots(lists)
         for group, slots in enumerate(lists):
             if not slots:
                 continue
-            self._tell("listed", events.Listed(run, source, record, request, group, slots))
+            if len(slots) > 1:
+                self._tell("listed", events.Listed(run, source, record, request, group, slots))
             own = slots[max(0, request.shared - begin) :] if request.shared > begin else slots
-            claims = run.claims.setdefault(group, {})
-            if running:
-                for page in claims.keys() & own:
-                    other = claims[page][0]
-                    is_running = other.request_id in running and run.requests.get(other.request_id) is other
-                    if page >= 0 and other is not request and is_running and not other.left_ns:
-                        self._tell("claim", events.Claim(run, source, record, request, other, group, page))
+            claims = run.claims.get(group)
+            if claims is None:
+                claims = run.claims[group] = {}
+            for other, _ in set(map(claims.__getitem__, claims.keys() & own)):
+                if other is request:
+                    continue
+                other.lost_pages = True
+                if other.request_id in running and run.requests.get(other.request_id) is other and not other.left_ns:
+                    page = min(page for page in own if page in claims and claims[page][0] is other)
+                    self._tell("claim", events.Claim(run, source, record, request, other, group, page))
             claims.update(dict.fromkeys(own, (request, since)))
 
     def _short(self, run: Run, record: BuildCall) -> list[tuple[Request, int]]:
         """The requests whose pages hold fewer tokens than the pass reaches."""
-        covered = run.covered.get
-        ends = list(map(int.__add__, record.computed_positions, record.scheduled_tokens))
+        ids, covered = record.request_ids, run.covered
+        ends = map(add, record.computed_positions, record.scheduled_tokens)
+        if all(map(ge, map(covered.__getitem__, ids), ends)):
+            return []
         found = []
-        if not all(map(int.__ge__, map(lambda i: covered(i, 1 << 62), record.request_ids), ends)):  # noqa: C417
-            for request_id, end in zip(record.request_ids, ends, strict=True):
-                if covered(request_id, end) < end:
-                    request = run.requests[request_id]
-                    if self._is_continuous(run, record, request_id):
-                        found.append((request, end))
-                    else:
-                        request.is_whole = False
-                        run.covered[request_id] = 1 << 62
+        for request_id, position, scheduled in zip(
+            ids, record.computed_positions, record.scheduled_tokens, strict=True
+        ):
+            if covered[request_id] >= position + scheduled:
+                continue
+            request = run.requests[request_id]
+            if self._is_continuous(run, record, request_id):
+                found.append((request, position + scheduled))
+            else:
+                request.is_whole = False
+                covered[request_id] = MOST_TOKENS
         return found
 
     def _asked_again(self, run: Run, record: BuildCall) -> list[Request]:

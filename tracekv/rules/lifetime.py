@@ -26,7 +26,7 @@ class PageReusedUnderTransfer(Rule):
     def on_moved(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record, request = event.record, event.request
-        if request is None or not request.is_whole or not _is_comparable(event.source):
+        if request is None or not request.lost_pages or not request.is_whole or not _is_comparable(event.source):
             return
         claims = event.run.claims.get(record.layer_group, {})
         shift = event.source.shift_ns

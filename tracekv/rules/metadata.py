@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekv.rules.events import Bind, Failed
-from tracekv.rules.model import By, Hit, Rule, Severity
-
-#: Pickled None, b"", "", [], {} and the like.
-_EMPTY_PICKLE = 6
+from tracekv.rules.model import EMPTY_PICKLE, By, Hit, Rule, Severity
 
 
 class MetadataCannotBePickled(Rule):
@@ -60,7 +57,7 @@ class MetadataIsEmptyOnARank(Rule):
     def on_bind(self, event: Bind) -> Iterator[Hit]:
         """Metadata was bound."""
         nbytes = event.record.nbytes
-        if event.built is not None and nbytes is not None and nbytes <= _EMPTY_PICKLE:
+        if event.built is not None and nbytes is not None and nbytes <= EMPTY_PICKLE:
             yield self.finding(event.record, event.built, nbytes=nbytes, rank=event.source.rank)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ class By(str, Enum):
 
     CONNECTOR = "connector"
     RUNTIME = "runtime"
+
+
+#: Pickled None, b"", "", [], {} and the like have no more bytes.
+EMPTY_PICKLE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +170,19 @@ class Rule:
     @classmethod
     def parts(cls) -> dict[str, str]:
         """The docstring's parts: ``Title``, ``Contract``, ``Runtime``, ``Fix``."""
-        lines = inspect.cleandoc(cls.__doc__ or "").splitlines()
-        found: dict[str, list[str]] = {"Title": []}
-        current = "Title"
-        for line in lines:
-            head, separator, rest = line.partition(": ")
-            if separator and head in ("Contract", "Runtime", "Fix"):
-                current = head
-                found[current] = [rest]
-            elif line:
-                found[current].append(line)
-        return {name: " ".join(text) for name, text in found.items()}
+        return _parts(cls.__doc__ or "")
+
+
+@functools.cache
+def _parts(docstring: str) -> dict[str, str]:
+    lines = inspect.cleandoc(docstring).splitlines()
+    found: dict[str, list[str]] = {"Title": []}
+    current = "Title"
+    for line in lines:
+        head, separator, rest = line.partition(": ")
+        if separator and head in ("Contract", "Runtime", "Fix"):
+            current = head
+            found[current] = [rest]
+        elif line.strip():
+            found[current].append(line.strip())
+    return {name: " ".join(text) for name, text in found.items()}

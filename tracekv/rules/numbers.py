@@ -68,8 +68,9 @@ class NeverAHit(Rule):
         if lookup.offered_tokens > 0:
             self._bounded.pop(run.key, None)
         elif group is not None and others_have_it:
-            found = self._bounded.setdefault(run.key, [])
+            found = self._bounded.get(run.key) or []
             found.append(lookup)
+            self._bounded[run.key] = found
             if len(found) >= self.limits.bounded_lookups and run.saved_bytes:
                 yield self.finding(
                     event.record, *found[:4], request=event.request.request_id, layer_group=group, lookups=len(found),

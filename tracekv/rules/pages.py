@@ -108,11 +108,11 @@ class PageOfAnother(Rule):
     def on_moved(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record, request = event.record, event.request
-        if request is None or not request.is_whole or record.layer_group >= len(request.pages):
+        if request is None or not request.is_whole or record.layer_group >= len(request.slots):
             return
-        own = set(request.pages[record.layer_group])
-        if request.alloc is not None and record.layer_group < len(request.alloc.pages):
-            own.update(request.alloc.pages[record.layer_group])
+        own = request.slots[record.layer_group]
+        if own.issuperset(record.pages):
+            return
         strange = [page for page in record.pages if page >= 0 and page not in own]
         if strange:
             yield self.finding(

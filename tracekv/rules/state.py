@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from tracekv.journal.records import (
     AllocCall,
@@ -24,6 +25,8 @@ from tracekv.journal.records import (
 K = TypeVar("K")
 V = TypeVar("V")
 
+#: More tokens than a request has.
+MOST_TOKENS = 1 << 62
 #: Requests that are remembered; an engine runs a few hundred at a time.
 MOST_REQUESTS = 8192
 #: Ids that were returned, keys, objects.
@@ -32,7 +35,7 @@ MOST_IDS = 8192
 MOST_TRANSFERS = 256
 
 
-class Recent(OrderedDict[K, V], Generic[K, V]):
+class Recent(dict[K, V]):
     """A dictionary that forgets its oldest entries."""
 
     def __init__(self, most: int) -> None:
@@ -42,7 +45,14 @@ class Recent(OrderedDict[K, V], Generic[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         if len(self) > self._most:
-            self.popitem(last=False)
+            del self[next(iter(self))]
+
+
+class Covered(dict[int, int]):
+    """Request id -> tokens that its reported pages hold; where that isn't known, as many as you like."""
+
+    def __missing__(self, key: int) -> int:
+        return MOST_TOKENS
 
 
 class Request:
@@ -51,7 +61,8 @@ class Request:
     Attributes:
         is_whole: Everything since its query was seen; else nothing is concluded from what is absent.
         computed: Prompt tokens that the device supplied, at the query.
-        pages: Page slots by layer group and block ordinal, as reported.
+        pages: Page slots by layer group and block ordinal, as reported; ``slots`` the same as sets, those of the alloc too.
+        lost_pages: Some of them were given to another request.
         queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
         shared: Blocks at the front that the device supplied: others may hold their pages too.
         chunks: Prefill passes ``(step, begin, end)``.
@@ -61,9 +72,33 @@ class Request:
     """
 
     __slots__ = (
-        "alloc", "chunks", "computed", "finish", "finishes", "first_build", "honoured", "is_async", "is_parked",
-        "is_whole", "left_ns", "lookup", "moved", "offered", "pages", "parked_ns", "prompt", "queries",
-        "query", "replaces", "request_id", "returned_ns", "seen_ns", "shared", "transfers",
+        "alloc",
+        "chunks",
+        "computed",
+        "finish",
+        "finishes",
+        "first_build",
+        "honoured",
+        "is_async",
+        "is_parked",
+        "is_whole",
+        "left_ns",
+        "lookup",
+        "lost_pages",
+        "moved",
+        "offered",
+        "pages",
+        "parked_ns",
+        "prompt",
+        "queries",
+        "query",
+        "replaces",
+        "request_id",
+        "returned_ns",
+        "seen_ns",
+        "shared",
+        "slots",
+        "transfers",
     )  # fmt: skip
 
     def __init__(self, request_id: int) -> None:
@@ -85,6 +120,8 @@ class Request:
         self.parked_ns = 0
         self.prompt: int | None = None
         self.pages: list[list[int]] = []
+        self.slots: list[set[int]] = []
+        self.lost_pages = False
         self.shared = 0
         self.chunks: list[tuple[int, int, int]] = []
         self.moved: dict[tuple[str, int, int], set[int]] = {}
@@ -93,9 +130,18 @@ class Request:
         self.returned_ns = 0
         self.seen_ns = 0
 
-    def knows_page(self, group: int, page: int) -> bool:
-        """Whether the slot was reported as this request's."""
-        return group < len(self.pages) and page in self.pages[group]
+    def trim(self) -> None:
+        """Forget what only its own settling needed; its pages stay, for transfers that come too late."""
+        self.transfers.clear()
+        self.moved.clear()
+        self.chunks.clear()
+
+    def add_slots(self, lists: Sequence[Sequence[int]]) -> None:
+        """These page slots are its own."""
+        while len(self.slots) < len(lists):
+            self.slots.append(set())
+        for known, more in zip(self.slots, lists, strict=False):
+            known.update(more)
 
 
 class Source:
@@ -110,6 +156,7 @@ class Source:
         trusts_ids_from: From when on an unknown id is one that was never given.
         is_bound: Metadata was bound since the last ``start_load_kv``; None while that isn't known.
         is_blind: Calls are only counted.
+        saw_start, saw_worker: Everything since the process's, or the worker's, beginning was seen.
     """
 
     def __init__(self, name: str) -> None:
@@ -128,6 +175,7 @@ class Source:
         self.is_blind = False
         self.trusts_ids_from = 0
         self.saw_start = False
+        self.saw_worker = False
         self.forget()
 
     def forget(self) -> None:
@@ -180,7 +228,7 @@ class Run:
         """What a gap makes uncertain: every request. The caches, ranks and classes stay known."""
         self.requests: dict[int, Request] = {}
         self.claims: dict[int, dict[int, tuple[Request, int]]] = {}
-        self.covered: dict[int, int] = {}
+        self.covered = Covered()
         self.lookups: Recent[int, Lookup] = Recent(256)
         self.last_build: BuildCall | None = None
         self.last_step = 0

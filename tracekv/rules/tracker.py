@@ -39,8 +39,8 @@ from tracekv.rules.worker import WorkerRecords
 class Tracker(LeaderRecords, WorkerRecords):
     """The state of every run, and the one place that changes it."""
 
-    def __init__(self, limits: Limits, tell: Tell, heard: frozenset[str]) -> None:
-        super().__init__(limits, tell, heard)
+    def __init__(self, limits: Limits, tell: Tell) -> None:
+        super().__init__(limits, tell)
         self._takers: dict[type[Record], Callable[[Source, Any], None]] = {
             ProcessStarted: self._process_started,
             ConnectorWrapped: self._wrapped,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import le
+
 from tracekv.journal.records import (
     BindCall,
     Call,
@@ -16,10 +18,13 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.rules import events
 from tracekv.rules.core import Core
+from tracekv.rules.model import EMPTY_PICKLE
 from tracekv.rules.state import Request, Run, Source
 
 #: Prompt tokens from which on a pass tells what computing costs.
 _RATE_TOKENS = 256
+#: Of the passes that only generate, one in so many has its hooks looked at.
+_HOOKS_SAMPLE = 16
 _BUILD = int(Callback.BUILD_CONNECTOR_META)
 _BIND = int(Callback.BIND_CONNECTOR_META)
 _START = int(Callback.START_LOAD_KV)
@@ -37,7 +42,8 @@ class WorkerRecords(Core):
             self._failed(run, source, record)
         elif code == _START:
             _, loaded = run.prefilled.get(record.step, (0, 0))
-            self._tell("start", events.Start(run, source, record, source.is_bound, loaded))
+            if loaded or not source.is_bound or source.register is None:
+                self._tell("start", events.Start(run, source, record, source.is_bound, loaded))
             source.is_bound = False
             source.start = record
         elif code == _END:
@@ -60,15 +66,24 @@ class WorkerRecords(Core):
             hooks = None
         tokens, _ = run.prefilled.get(record.step, (0, 0))
         start = source.start
-        first_wait = _first_wait_end(hooks) if hooks is not None else 0
-        source.ended[record.step] = (record, first_wait or record.started_ns)
         if tokens >= _RATE_TOKENS and start is not None and start.step == record.step:
             rate = max(0, record.started_ns - start.ended_ns) / tokens
-            run.prefill_ns_per_token = (
-                rate if not run.prefill_ns_per_token else (run.prefill_ns_per_token * 3 + rate) / 4
-            )
-        self._tell("pass", events.Pass(run, source, record, hooks, tokens))
-        if tokens and hooks is not None:
+            before = run.prefill_ns_per_token
+            run.prefill_ns_per_token = (before * 3 + rate) / 4 if before else rate
+        if hooks is None or not (tokens or record.step % _HOOKS_SAMPLE == 0):
+            source.ended[record.step] = (record, record.started_ns)
+            if tokens:
+                self._tell("pass", events.Pass(run, source, record, None, [], [], tokens))
+            return
+        times = memoryview(hooks.waits).cast("q").tolist()
+        waits, saves = times[::2], memoryview(hooks.saves).cast("q")[::2].tolist()
+        # A layer's own wait is the last chance to load it; the first layer's comes first.
+        needed = next((end for start, end in zip(waits, times[1::2], strict=True) if start), record.started_ns)
+        source.ended[record.step] = (record, needed)
+        is_regular = len(waits) == len(run.layers) and 0 not in waits and all(map(le, waits, saves))
+        if not is_regular:
+            self._tell("pass", events.Pass(run, source, record, hooks, waits, saves, tokens))
+        if tokens:
             run.hooked_prefills += 1
 
     def _hooks(self, source: Source, record: LayerHooks) -> None:
@@ -82,7 +97,9 @@ class WorkerRecords(Core):
         if bound is None:
             bound = run.bound[record.step] = []
         others = [each for each in bound if each[0] is not source]
-        self._tell("bind", events.Bind(run, source, record, others, run.content.get(record.step)))
+        nbytes = record.nbytes
+        if others or (nbytes is not None and not EMPTY_PICKLE < nbytes <= self._limits.metadata_bytes):
+            self._tell("bind", events.Bind(run, source, record, others, run.content.get(record.step)))
         bound.append((source, record))
 
     def _idle(self, source: Source, record: IdlePolls) -> None:
@@ -167,9 +184,3 @@ class WorkerRecords(Core):
     def _dropped(self, source: Source, record: Drop) -> None:
         if record.request_id is not None:
             self._run(source).dropped[record.request_id] = True
-
-
-def _first_wait_end(hooks: LayerHooks) -> int:
-    """When the first layer's wait was left: what is loaded later is too late for it."""
-    waits = memoryview(hooks.waits).cast("q")
-    return next((waits[at + 1] for at in range(0, len(waits), 2) if waits[at]), 0)

@@ -13,7 +13,7 @@ from tracekv.testing.corpus import clean, metadata, offers, pages, pairing, shar
 from tracekv.testing.corpus.stage import record
 from tracekv.testing.corpus.table import CLEAN, FAULTS, Fault, Play
 
-__all__ = ["CLEAN", "FAULTS", "Fault", "judge", "run_corpus", "verdict"]
+__all__ = ["CLEAN", "FAULTS", "LIMITS", "Fault", "judge", "play", "record", "run_corpus", "verdict"]
 
 #: All plays are entered by their modules.
 _MODULES = (clean, metadata, offers, pages, pairing, sharing)

@@ -42,15 +42,18 @@ class Tape:
         step: The pass.
     """
 
-    def __init__(self, *, ranks: int = 1, groups: int = 1, tokens_per_block: int = BLOCK, slots: int = 64) -> None:
+    def __init__(
+        self, *, ranks: int = 1, groups: int = 1, tokens_per_block: int = BLOCK, slots: int = 64, layers: int = 1
+    ) -> None:
         self.records: list[tuple[str, Record]] = []
         self.now = 1_000 * _MS
         self.step = 0
         self._ranks = ranks
         self._groups = groups
         run = bytes(range(16))
+        region = RegionFacts(PAGE_BYTES, PAGE_BYTES, slots)
         facts = [
-            GroupFacts(g, None, [g], slots, PAGE_BYTES, [RegionFacts(PAGE_BYTES, PAGE_BYTES, slots)])
+            GroupFacts(g, None, list(range(g * layers, (g + 1) * layers)), slots, PAGE_BYTES, [region])
             for g in range(groups)
         ]
         for rank in range(ranks):
