@@ -51,7 +51,7 @@ def file_system_options(protocol: str, options: Mapping[str, Any], read_s: float
         merged |= {"default_fill_cache": False, "default_cache_type": "none"}
         config: dict[str, Any] = {
             "max_pool_connections": S3_CONNECTIONS,
-            "connect_timeout": min(3.0, read_s / 2),
+            "connect_timeout": min(3.0, read_s),
             "read_timeout": read_s,
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         }

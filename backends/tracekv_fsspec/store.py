@@ -20,6 +20,9 @@ UNFINISHED = ".unfinished-"
 #: Ranges that follow each other are one request, up to so many bytes (a batch of the reader, and the header before it).
 MERGED_BYTES = (4 << 20) + 4096
 
+#: Of a deadline, the part that one try may take, so that a stalled one leaves time for another (see ``wrappers.retry``).
+TRY_SHARE = 0.4
+
 Data = bytes | bytearray | memoryview
 
 

@@ -15,7 +15,7 @@ from tracekv.journal.vocabulary import Tier
 from tracekv_fsspec.engines.generic import FsspecStore
 from tracekv_fsspec.engines.local import LocalStore
 from tracekv_fsspec.engines.s3 import S3Store
-from tracekv_fsspec.store import Store, open_engine, open_store
+from tracekv_fsspec.store import Deadlines, Store, open_engine, open_store
 from tracekv_fsspec.testing import StoreContract
 
 
@@ -72,7 +72,7 @@ class TestFilesThroughFsspec(OnFiles):
         fs = fsspec.filesystem("file", auto_mkdir=True, skip_instance_cache=True)
         from tracekv_fsspec import protocols
 
-        store = FsspecStore(fs, str(folder), "other", folder.as_uri(), protocols.Secrets("", {}))
+        store = FsspecStore(fs, str(folder), "other", folder.as_uri(), protocols.Secrets("", {}), Deadlines())
         assert not store.is_create_atomic
         yield store
         store.close()
@@ -113,7 +113,7 @@ class OnS3(StoreContract):
     def store(self, s3, s3_url):
         self.client = botocore.session.Session().create_client("s3", region_name="us-east-1")
         self.bucket, _, self.prefix = s3_url.removeprefix("s3://").partition("/")
-        store: Store = open_engine(s3_url, s3_client=self.client_name)
+        store: Store = open_engine(s3_url, s3_client=self.client_name, deadlines=Deadlines(60, 60))
         assert isinstance(store, self.kind)
         yield store
         store.close()

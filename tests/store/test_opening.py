@@ -24,7 +24,7 @@ from tracekv_fsspec.store import (
 from tracekv_fsspec.testing import read
 
 CLIENTS = pytest.mark.parametrize("client", ["obstore", "s3fs"])
-SHORT = Deadlines(0.4, 0.4)
+SHORT = Deadlines(2.0, 2.0)
 
 
 @pytest.fixture

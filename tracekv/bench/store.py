@@ -2,8 +2,8 @@
 
 *tracekv* is the whole path of the backend: a run of keys is asked for, read from segments, verified, and lies in the arena; or is
 copied to the arena, stored and committed. *The document's way* is one file per block, ``torch.save`` and
-``torch.load(fs.open(path))``, one by one, with fsspec's defaults. *The limit* moves the bytes of the same segments with positioned I/O or ranged requests, and
-does nothing else.
+``torch.load(fs.open(path))``, one by one, with fsspec's defaults. *The limit* moves the bytes of the same segments with positioned
+I/O or ranged requests, and does nothing else.
 """
 
 from __future__ import annotations

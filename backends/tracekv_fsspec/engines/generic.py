@@ -14,11 +14,12 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 import fsspec
+from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 
 from tracekv.journal.vocabulary import Outcome
 from tracekv_fsspec import protocols
-from tracekv_fsspec.store import UNFINISHED, Data, Deadlines, Entry, Range, runs
+from tracekv_fsspec.store import TRY_SHARE, UNFINISHED, Data, Deadlines, Entry, Range, runs
 from tracekv_fsspec.store_errors import StoreError, StoreUnusable, translating
 from tracekv_fsspec.tally import tally
 
@@ -42,18 +43,23 @@ def open_generic(url: str, options: Mapping[str, Any], deadlines: Deadlines) -> 
     try:
         if protocol in protocols.S3:
             _refuse_unknown(fsspec.get_filesystem_class(protocol), options, shown)
-        merged = protocols.file_system_options(protocol, options, deadlines.read_s)
+        merged = protocols.file_system_options(protocol, options, deadlines.read_s * TRY_SHARE)
         file_system, root = url_to_fs(url, **({protocol: merged} if "::" in url else merged))
-    except (ImportError, ValueError, TypeError, OSError) as error:
+        if protocol in protocols.S3:
+            if not _takes_mode(file_system):
+                raise StoreUnusable(
+                    "tracekv: this s3fs has no create-only writes. Install s3fs>=2024.12 (tracekv[s3])."
+                )
+            file_system.retries = 1  # a range is tried again as a whole, by our own wrapper and within its deadline
+            file_system.connect()  # now, so that the first read's deadline doesn't pay for it
+    except StoreUnusable:
+        raise
+    except Exception as error:  # whatever a file system makes of an option or a missing package
         raise StoreUnusable(
             f"tracekv: TRACEKV_FSSPEC__URL={shown} can't be opened: {hidden.hidden_in(str(error) or type(error).__name__)}. "
             f"For s3:// install tracekv[s3]; options go to TRACEKV_FSSPEC__STORAGE_OPTIONS."
         ) from None
-    if protocol in protocols.S3:
-        if not _takes_mode(file_system):
-            raise StoreUnusable("tracekv: this s3fs has no create-only writes. Install s3fs>=2024.12 (tracekv[s3]).")
-        file_system.retries = 1  # a range is tried again as a whole, by our own wrapper and within its deadline
-    return FsspecStore(file_system, str(root), protocol, shown, hidden)
+    return FsspecStore(file_system, str(root), protocol, shown, hidden, deadlines)
 
 
 def _refuse_unknown(file_system: Any, options: Mapping[str, Any], shown: str) -> None:
@@ -85,9 +91,16 @@ class FsspecStore:
     _memory_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
-        self, file_system: fsspec.AbstractFileSystem, root: str, protocol: str, url: str, hidden: protocols.Secrets
+        self,
+        file_system: fsspec.AbstractFileSystem,
+        root: str,
+        protocol: str,
+        url: str,
+        hidden: protocols.Secrets,
+        deadlines: Deadlines,
     ) -> None:
         self._fs = file_system
+        self._read_s, self._write_s = (seconds * TRY_SHARE for seconds in deadlines)
         self._root = root.rstrip("/")
         self._protocol = protocol
         self._hidden = hidden
@@ -105,12 +118,12 @@ class FsspecStore:
         with self._translating("write", path):
             if self._creates:
                 mode = "create" if create_only else "overwrite"
-                self._fs.pipe_file(self._full(path), data, mode=mode, chunksize=_S3_CHUNK)
+                self._call("pipe_file", self._write_s, self._full(path), data, mode=mode, chunksize=_S3_CHUNK)
                 return
             with self._memory_lock if self._protocol == "memory" else contextlib.nullcontext():
-                if create_only and self._fs.exists(self._full(path)):
+                if create_only and self._call("exists", self._read_s, self._full(path)):
                     raise FileExistsError(path)
-                self._fs.pipe_file(self._full(path), data)
+                self._call("pipe_file", self._write_s, self._full(path), data)
 
     def read(self, path: str, ranges: Sequence[Range], into: Sequence[memoryview]) -> None:
         """Fill each buffer with its range, exactly."""
@@ -120,7 +133,7 @@ class FsspecStore:
                 stop = ranges[end - 1].offset + ranges[end - 1].length
                 tally.requests += 1
                 # Both ends, always: without them s3fs asks for the size first, and answers from a stale one.
-                data = memoryview(self._fs.cat_file(self._full(path), start=start, end=stop))
+                data = memoryview(self._call("cat_file", self._read_s, self._full(path), start=start, end=stop))
                 if len(data) != stop - start:
                     raise StoreError(
                         Outcome.TRUNCATED, f"{path} gave {len(data)} bytes instead of {stop - start} from {start} on"
@@ -136,7 +149,7 @@ class FsspecStore:
             with self._translating("look at", path):
                 tally.requests += 1
                 try:
-                    found.append(int(self._fs.info(self._full(path))["size"]))
+                    found.append(int(self._call("info", self._read_s, self._full(path))["size"]))
                 except FileNotFoundError:
                     found.append(None)
         return found
@@ -146,7 +159,7 @@ class FsspecStore:
         with self._translating("list", prefix):
             tally.requests += 1
             try:
-                found = self._fs.find(self._full(prefix), detail=True)
+                found = self._call("find", self._write_s, self._full(prefix), detail=True)
             except FileNotFoundError:
                 found = {}
             # Some servers list the folder itself, as an object of no bytes.
@@ -162,7 +175,7 @@ class FsspecStore:
         """Remove an object; none there is no error."""
         with self._translating("delete", path), contextlib.suppress(FileNotFoundError):
             tally.requests += 1
-            self._fs.rm_file(self._full(path))
+            self._call("rm_file", self._write_s, self._full(path))
 
     def close(self) -> None:
         """Close the client's connections: left to the interpreter's exit they leak or hang (trap 11)."""
@@ -170,6 +183,13 @@ class FsspecStore:
         if client is not None:
             with contextlib.suppress(Exception):  # a connection that is broken already is closed, too
                 self._fs.close_session(self._fs.loop, client)
+
+    def _call(self, name: str, seconds: float, *arguments: Any, **more: Any) -> Any:
+        """A method of the file system; where it is an asynchronous one, within a time."""
+        if self._fs.async_impl:
+            # On its own loop, from this thread: any other way hangs or fails (trap 12).
+            return sync(self._fs.loop, getattr(self._fs, f"_{name}"), *arguments, timeout=seconds, **more)
+        return getattr(self._fs, name)(*arguments, **more)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")

@@ -12,13 +12,11 @@ from typing import Any
 from tracekv.journal.vocabulary import Outcome, Tier
 from tracekv_fsspec import protocols
 from tracekv_fsspec.s3_options import S3Access, s3_access
-from tracekv_fsspec.store import Data, Deadlines, Entry, Range, runs
+from tracekv_fsspec.store import TRY_SHARE, Data, Deadlines, Entry, Range, runs
 from tracekv_fsspec.store_errors import StoreError, StoreUnusable, translating
 from tracekv_fsspec.tally import tally
 
 _HEADS = 16
-#: Of a deadline, the part that one try may take, so that a stalled one leaves time for another.
-TRY_SHARE = 0.5
 _CONNECT_S = 3.0
 
 

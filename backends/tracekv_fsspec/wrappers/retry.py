@@ -24,7 +24,7 @@ _LONGEST_PAUSE_S = 1.0
 class Retrying(Wrapper):
     """Tries again what failed for now: a body that broke off is read anew from its beginning (trap 7).
 
-    No try begins after half of the deadline, and an engine gives a try half of it at most: so all of them together keep it.
+    No try begins after half of the deadline, and an engine gives a try less than the other half: so all of them together keep it.
     """
 
     def __init__(self, inner: Store, deadlines: Deadlines) -> None:
