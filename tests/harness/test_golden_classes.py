@@ -221,5 +221,5 @@ def test_a_scheduler_belongs_to_rank_0_and_nowhere_else():
     rank_1 = SimpleNamespace(rank=1, world=2)
     for kwargs in ({"scheduler": None}, {"scheduler": object(), "collectives": rank_1}):
         with pytest.raises(AssertionError, match="A scheduler is required"):
-            KvCacheConnectorManager(worker(), **kwargs)
-    assert KvCacheConnectorManager(worker(), collectives=rank_1).scheduler is None
+            KvCacheConnectorManager(worker(), kwargs.pop("scheduler"), **kwargs)
+    assert KvCacheConnectorManager(worker(), None, collectives=rank_1).scheduler is None

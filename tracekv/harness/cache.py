@@ -77,8 +77,8 @@ class PagedCache(ABC):
         """Make room for a chunk of at most ``chunk`` tokens; answers the chunk, 0 where there is none."""
 
     @abstractmethod
-    def schedule_generation(self, request: Request) -> None:
-        """Make room for the next generated token, if that is done while scheduling."""
+    def schedule_generation(self, request: Request) -> bool:
+        """Make room for the next generated token, if that is done while scheduling; False where pages are lacking."""
 
     @abstractmethod
     def prepare_resources(self, batch: Batch, manager: KvCacheConnectorManager | None) -> None:
@@ -110,8 +110,11 @@ class PagedCache(ABC):
         """The request has pages."""
         return request.request_id in self._allocations
 
-    def release(self, request: Request, written: int) -> None:
-        """Give a request's pages back; the full blocks of the first ``written`` tokens stay known."""
+    def release(self, request: Request, written: int, *, forget: bool = False) -> None:
+        """Give a request's pages back; the full blocks of the first ``written`` tokens stay known.
+
+        With ``forget`` none of its blocks does, unless another request holds it.
+        """
         allocation = self._allocations.pop(request.request_id, None)
         request.py_connector_allocation_reported = False
         if allocation is None:
@@ -121,6 +124,14 @@ class PagedCache(ABC):
             for slot in reversed(slots):  # the end of a prefix is the first to be evicted
                 if slot >= 0:
                     pool.drop(slot)
+                    if forget:
+                        pool.forget(slot)
+
+    def free_resources(
+        self, request: Request, written: int, manager: KvCacheConnectorManager | None, forget: bool = False
+    ) -> None:
+        """:meth:`release`, as the loop does it when a request ends or begins anew."""
+        self.release(request, written, forget=forget)
 
     def unheld(self, group: int) -> list[int]:
         """The page slots of a group that no request holds."""

@@ -31,8 +31,9 @@ class CacheV1(PagedCache):
         start = request.context_current_position
         return _aligned_chunk(start, chunk, request.prompt_len, self.tokens_per_block)
 
-    def schedule_generation(self, request: Request) -> None:
-        """Nothing: V1 adds the token's page in :meth:`prepare_resources`."""
+    def schedule_generation(self, request: Request) -> bool:
+        """True: V1 adds the token's page in :meth:`prepare_resources`."""
+        return True
 
     def prepare_resources(self, batch: Batch, manager: KvCacheConnectorManager | None) -> None:
         """All queries, then all alloc callbacks; a page for each generated token.
@@ -52,7 +53,7 @@ class CacheV1(PagedCache):
                 manager.update_state_after_alloc(request, self.page_indices(request)[0])
                 request.py_connector_allocation_reported = True
         for request in batch.generation:
-            if not self._resize(self._allocations[request.request_id], request.num_tokens, 0):
+            if not self._resize(self._allocations[request.request_id], request.num_device_tokens, 0):
                 raise RuntimeError("tracekv: no page left for a generated token; raise num_blocks")
 
     def _add_sequence(self, request: Request, manager: KvCacheConnectorManager | None) -> None:
@@ -78,7 +79,7 @@ class CacheV1(PagedCache):
 
     def most_pages(self, request: Request, most_chunk: int) -> list[int]:
         """Prompt and output, whole."""
-        return [blocks_for(request.prompt_len + request.max_new_tokens, self.tokens_per_block)]
+        return [blocks_for(request.orig_prompt_len + request.max_new_tokens, self.tokens_per_block)]
 
     def page_indices(self, request: Request) -> tuple[list[int], list[list[int]] | None]:
         """The flat list; V1 has no other.

@@ -1,32 +1,28 @@
-"""The reference executor: the runtime's pass, call for call, on a real transformer.
-
-Not here yet, each with its place: the overlap loop (a second order of the finish phase), cancellation, replay, graph replay (a
-forward without hooks) and dummy requests.
-"""
+"""The reference executor: the runtime's pass, call for call, on a real transformer."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
-
-import torch
 
 from tracekv.contract import Runtime, UnknownRuntime, current_runtime, on_enqueue, use_runtime
 from tracekv.harness import bringup
-from tracekv.harness.attention import Segment
 from tracekv.harness.cache import PagedCache
 from tracekv.harness.cache_v1 import CacheV1
 from tracekv.harness.cache_v2 import CacheV2
 from tracekv.harness.collectives import Collectives, OneRank
+from tracekv.harness.ending import Requests
+from tracekv.harness.forward import ForwardStep, Launched
 from tracekv.harness.manager import KvCacheConnectorManager
 from tracekv.harness.models import model_shape
 from tracekv.harness.requests import Batch, Request, RequestState
-from tracekv.harness.runner import LayerHook, ModelRunner, layer_groups
+from tracekv.harness.runner import ModelRunner, layer_groups
 from tracekv.harness.schedule import BatchScheduler
 from tracekv.harness.stream import Streams
+from tracekv.harness.versions import RuntimeVersion
 
 _log = logging.getLogger("tracekv.harness")
 
@@ -50,13 +46,22 @@ class Executor:
             the runtime does with one rank. With several it always is.
         collectives: This rank's, where there are several: every rank runs an executor with the same arguments and
             requests, in lock step; the connector's scheduler is constructed on rank 0 only.
+        overlap: Run the overlap loop: a pass is launched before the host knows the tokens of the one before.
+        stop_tokens: Tokens that end any request; see :meth:`submit`.
+        policy: MAX_UTILIZATION admits what fits and lets the newest request begin anew where an older one lacks pages (V2);
+            GUARANTEED_NO_EVICT admits what is certain to fit. None: that, or what ``llm_args`` says.
+        grow_limit: Most pages by which a layer group grows for an offer that reaches past the chunk (V2); with fewer than are
+            needed the offer is honoured in part, or not at all. None: as many as there are.
+        graph_replay: Passes that only generate call no per-layer hook, as replayed CUDA graphs don't.
+        attention_dp: Attention data parallelism: every rank has a scheduler and requests of its own, and runs a forward
+            whenever any rank does.
+        version: What versions of the runtime differ in.
 
     Attributes:
         calls: ``"scheduler.NAME"`` / ``"worker.NAME"`` -> calls made to the connector, construction aside.
         scheduler: The connector's scheduler, or None (on ranks other than 0 too).
         worker: The connector's worker, or None.
         cache: The pages.
-        passes: Forwards run.
 
     Raises:
         NotImplementedError: The connector can't work with this model and cache.
@@ -80,6 +85,13 @@ class Executor:
         llm_args: Any = None,
         pickle_metadata: bool = True,
         collectives: Collectives | None = None,
+        overlap: bool = False,
+        stop_tokens: Collection[int] = (),
+        policy: bringup.Policy | None = None,
+        grow_limit: int | None = None,
+        graph_replay: bool = False,
+        attention_dp: bool = False,
+        version: RuntimeVersion | None = None,
     ) -> None:
         if (scheduler_class is None) != (worker_class is None):
             raise ValueError("tracekv: a connector is a pair: give both scheduler_class and worker_class, or neither")
@@ -93,50 +105,94 @@ class Executor:
             )
         self._ranks: Collectives = collectives or OneRank(pickled=pickle_metadata)
         self._shape = model_shape(model)
+        self._mode = mode
+        self._overlap = overlap
+        self._stop_tokens = stop_tokens
+        self._attention_dp = attention_dp
         self.calls: Counter[str] = Counter()
         self._streams = Streams(self._shape.device)
         self._manager: KvCacheConnectorManager | None = None
-        self._forward_callable: Callable[[], None] | None = None
-        self._layer_hooks: tuple[LayerHook, LayerHook] | None = None
+        version = version or RuntimeVersion()
         if llm_args is None:
             llm_args = bringup.LlmArgs(
                 bringup.KvCacheConfig(tokens_per_block, block_reuse, partial_reuse, None, mode == "v2"),
+                enable_attention_dp=attention_dp,
                 tensor_parallel_size=self._ranks.world,
+                scheduler_config=bringup.SchedulerConfig(policy or "GUARANTEED_NO_EVICT"),
             )
+        policy = policy or bringup.policy_of(llm_args)
         # The connector comes first, the cache next, the warm-up third; the caches are registered last.
+        after_forward = None
         if scheduler_class is not None and worker_class is not None:
             _know_the_rank()
-            leads = self._ranks.rank == 0
+            leads = attention_dp or self._ranks.rank == 0
             scheduler, worker = bringup.construct(scheduler_class if leads else None, worker_class, llm_args)
-            self._forward_callable = bringup.forward_pass_callable(worker, self.calls)
+            after_forward = bringup.forward_pass_callable(worker, self.calls)
             self._manager = KvCacheConnectorManager(
                 worker,
                 scheduler,
+                enable_attention_dp=attention_dp,
                 collectives=self._ranks,
                 current_stream=lambda: self._streams.execution,
                 calls=self.calls,
             )
-        self.cache: PagedCache = {"v1": CacheV1, "v2": CacheV2}[mode](
-            layer_groups(self._shape, mode),
+        self.cache: PagedCache = self._make_cache(
+            num_blocks, tokens_per_block, block_reuse, partial_reuse, grow_limit, version
+        )
+        runner = ModelRunner(model, self._shape, self.cache.pools, tokens_per_block)
+        self._forward = ForwardStep(runner, self.cache, self._streams, graph_replay=graph_replay)
+        self._forward.after_forward = after_forward
+        evicts = mode == "v2" and (policy == "MAX_UTILIZATION" or version.v2_policy == "coerced")
+        self._scheduler = BatchScheduler(self.cache, chunk_tokens, max_batch_tokens, self._evict if evicts else None)
+        self._requests = Requests(self.cache, self._scheduler.leave, cancel_waits_for_transfers=attention_dp)
+        self._previous: Launched | None = None
+        self._next_id = 1 + self._ranks.rank if attention_dp else 1
+        self._forward.warm_up()
+        if self._manager is not None:
+            bringup.refuse(
+                llm_args, self.cache, self._shape, policy=policy, attention_dp=attention_dp, version=version
+            )
+            bringup.register(self._manager, self.cache, version)
+            self._forward.hooks = (self._manager.layer_pre_hook, self._manager.layer_post_hook)
+            self._forward.before_leaving = self._wait_for_save
+            self._manager.wait_for_initialization()
+            self._requests.manager = self._manager
+
+    def _make_cache(
+        self,
+        num_blocks: int,
+        tokens_per_block: int,
+        block_reuse: bool,
+        partial_reuse: bool,
+        grow_limit: int | None,
+        version: RuntimeVersion,
+    ) -> PagedCache:
+        shapes, device = layer_groups(self._shape, self._mode), self._shape.device
+        if self._mode == "v1":
+            # V1 floors what it reuses to whole blocks.
+            return CacheV1(shapes, num_blocks, tokens_per_block, device, block_reuse=block_reuse)
+        return CacheV2(
+            shapes,
             num_blocks,
             tokens_per_block,
-            self._shape.device,
+            device,
             block_reuse=block_reuse,
-            partial_reuse=partial_reuse and mode == "v2",  # V1 floors what it reuses to whole blocks
+            partial_reuse=partial_reuse,
+            grow_limit=grow_limit,
+            version=version,
         )
-        self._runner = ModelRunner(model, self._shape, self.cache.pools, tokens_per_block)
-        self._scheduler = BatchScheduler(self.cache, chunk_tokens, max_batch_tokens)
-        self._incoming: deque[Request] = deque()
-        self._active: list[Request] = []
-        self._saving: list[Request] = []
-        self._next_id = 1
-        self.passes = 0
-        self._warm_up()
-        if self._manager is not None:
-            bringup.refuse(self.cache, self._shape)
-            bringup.register(self._manager, self.cache)
-            self._layer_hooks = (self._manager.layer_pre_hook, self._manager.layer_post_hook)
-            self._manager.wait_for_initialization()
+
+    def _wait_for_save(self) -> None:
+        assert self._manager is not None
+        self._manager.call("worker", "wait_for_save", self._streams.current)
+
+    def _evict(self, request: Request) -> bool:
+        return self._requests.destroy(request)
+
+    @property
+    def passes(self) -> int:
+        """Forwards run."""
+        return self._forward.passes
 
     @property
     def scheduler(self) -> Any:
@@ -160,8 +216,13 @@ class Executor:
         multimodal_lengths: list[int] | None = None,
         client_id: int | None = None,
         trace_headers: Mapping[str, Any] | None = None,
+        stop_tokens: Collection[int] | None = None,
+        is_dummy: bool = False,
     ) -> Request:
-        """Queue a request; it ends after ``max_new_tokens`` greedily chosen tokens, whichever they are.
+        """Queue a request; it ends after ``max_new_tokens`` greedily chosen tokens, or with one of ``stop_tokens``.
+
+        ``stop_tokens`` None: the executor's. In the overlap loop such a stop is found out late: the request is in the pass
+        that is under way. A dummy is what the runtime pads and warms up with: computed, but a connector isn't asked for it.
 
         LoRA ids and multimodal items only tell requests apart: the model computes the same for all of them.
         ``trace_headers`` are the caller's (W3C trace context), for whoever listens to
@@ -189,55 +250,97 @@ class Executor:
             multimodal_positions=multimodal_positions,
             multimodal_lengths=multimodal_lengths,
             client_id=client_id,
+            stop_tokens=self._stop_tokens if stop_tokens is None else stop_tokens,
         )
+        request.is_dummy_request = is_dummy
         self._scheduler.check(request)
-        self._next_id += 1
-        if self._ranks.rank == 0:
+        self._next_id += self._ranks.world if self._attention_dp else 1
+        if (self._attention_dp or self._ranks.rank == 0) and not is_dummy:
             on_enqueue(request.request_id, client_id, prompt_tokens, trace_headers)
-        self._incoming.append(request)
+        self._requests.incoming.append(request)
         return request
+
+    def cancel(self, request: Request) -> None:
+        """Let a request end; the connector is never told, but for what contract-v2.md section 4 says of the overlap loop.
+
+        One that no pass has seen ends here; any other ends in the next pass that runs a batch (overlap: that follows one), so a
+        parked one stays while nothing else runs. A parked one then ends at once, its load still under way. Once a request is
+        finished, being saved or not, it has no effect.
+        """
+        self._requests.cancel(request)
+
+    def destroy(self, request: Request, *, forget: bool = False) -> None:
+        """Take a running request's pages away: it begins anew, its generated tokens a part of its prompt (V2).
+
+        Its known blocks stay reusable on the device; with ``forget`` none does, so that the connector is asked for all of them.
+
+        Raises:
+            ValueError: The request holds no pages, or has ended, or is parked.
+            NotImplementedError: V1, where nothing is ever evicted.
+        """
+        if self._mode == "v1":
+            raise NotImplementedError("tracekv: V1 destroys no allocation while its request runs; use mode='v2'")
+        running = (RequestState.CONTEXT_INIT, RequestState.GENERATION_IN_PROGRESS, RequestState.GENERATION_TO_COMPLETE)
+        if request.state not in running or not self.cache.holds(request):
+            raise ValueError(
+                f"tracekv: request {request.request_id} ({request.state.value}) has no pages that could be destroyed"
+            )
+        self._requests.destroy(request, forget=forget)
+
+    def suspend(self, request: Request) -> None:
+        """Leave a request out of the batches, its pages held, until :meth:`resume`."""
+        request.is_suspended = True
+
+    def resume(self, request: Request) -> None:
+        """Take a suspended request in again, where it was."""
+        request.is_suspended = False
 
     @property
     def has_work(self) -> bool:
-        """A request is waiting, running, parked or being saved."""
-        return bool(self._incoming or self._active or self._saving)
+        """A request is waiting, running, parked or being saved, or a transfer is under way; suspended ones don't count."""
+        return self._requests.have_work or self._previous is not None
 
-    def run(self) -> None:
+    def run(self, *, max_idle_passes: int | None = None) -> None:
         """Run passes until there is nothing left to do.
 
         A request that failed carries its ``error``; errors outside the forward end the run, as they end the runtime's.
+
+        Args:
+            max_idle_passes: Give up after so many passes in a row in which only transfers are under way. The runtime never does.
+
+        Raises:
+            RuntimeError: It gave up.
         """
-        while self.has_work:
-            if not self.step():
+        idle = 0
+        while self._anyone(self.has_work):
+            idle = 0 if self.step() else idle + 1
+            if max_idle_passes is not None and idle > max_idle_passes and self.has_work:
+                raise RuntimeError(
+                    f"tracekv: {idle} passes in a row had nothing to run; get_finished has not returned the ids that are under way"
+                )
+            if idle:
                 time.sleep(0.0002)  # only transfers are under way: leave them the processor
 
     def step(self) -> bool:
         """One pass, an idle one included; answers whether anything was scheduled."""
-        manager, streams = self._manager, self._streams
-        self._active += self._incoming
-        self._incoming.clear()
-        batch = self._scheduler.schedule(self._active)
-        can_queue = scheduled = bool(batch)
-        if not scheduled and self._active and not self._waits_for_transfers():
+        requests = self._requests
+        requests.begin_pass()
+        batch = self._scheduler.schedule(requests.active)
+        scheduled = self._anyone(bool(batch))
+        if not scheduled and not self._is_waiting():
             raise RuntimeError("tracekv: no request can be scheduled and no transfer is under way; raise num_blocks")
-        if can_queue:
-            self.cache.prepare_resources(batch, manager)
-            if manager is not None:
-                manager.build_scheduler_output(batch, self.cache)
-        if manager is not None:
-            manager.handle_metadata()
-            if can_queue:
-                manager.take_scheduled_requests_pending_load(batch)
-                manager.handle_metadata()
-                manager.call("worker", "start_load_kv", streams.current)
-                can_queue = bool(batch)  # parking may have emptied it
-        if can_queue:
-            self._run_batch(batch)
-        if manager is not None:
-            for request in manager.get_finished():
-                self._saving.remove(request)
-                self._free(request)
+        launched = None
+        if scheduled:
+            launched = self._launch(batch)
+        elif self._manager is not None:
+            self._manager.handle_metadata()
+        self._finish_late(launched) if self._overlap else self._finish(launched)
+        requests.poll()
         return scheduled
+
+    def _is_waiting(self) -> bool:
+        ready = any(not request.is_suspended for request in self._requests.active)
+        return not ready or self._previous is not None or self._requests.wait_for_transfers
 
     def shutdown(self) -> None:
         """Call the connector's ``shutdown`` where it has one; the runtime itself never does (contract.md section 1.1)."""
@@ -250,107 +353,57 @@ class Executor:
 
     # -- one batch ----------------------------------------------------------------------------------------------------
 
-    def _run_batch(self, batch: Batch) -> None:
+    def _launch(self, batch: Batch) -> Launched | None:
+        """Prepare a batch, hand its metadata over, and run what parking leaves of it; None where nothing ran."""
+        manager = self._manager
+        self.cache.prepare_resources(batch, manager)
+        if manager is not None:
+            manager.build_scheduler_output(batch, self.cache)
+            manager.handle_metadata()
+            manager.take_scheduled_requests_pending_load(batch)
+            manager.handle_metadata()
+            manager.call("worker", "start_load_kv", self._streams.current)
+        if not batch and not self._attention_dp:
+            return None
         try:
-            logits = self._forward(batch)
+            return self._forward.run(batch, is_padded=not batch)
         except Exception as error:
             # The runtime logs it, fails every active request and goes on (contract.md section 1.5).
-            _log.exception("tracekv: a forward failed; %d active requests end here", len(self._active))
-            self._fail_active(error)
+            _log.exception("tracekv: a forward failed; %d active requests end here", len(self._requests.active))
+            self._requests.fail(error)
+            return None
+
+    def _finish(self, launched: Launched | None) -> None:
+        """What follows a forward, pass by pass."""
+        requests = self._requests
+        if launched is None:
             return
-        self._advance(batch, logits)
-        finished = [request for request in batch if request.state is RequestState.GENERATION_COMPLETE]
-        for request in finished:
-            self._active.remove(request)
-            if self._manager is not None and self._announce(request):
-                self._saving.append(request)
-            else:
-                self._free(request)
-        for request in batch.generation:
-            if request not in finished:
-                self.cache.history_moved(request, request.num_tokens - 1)
+        requests.advance(launched)
+        requests.take_tokens(launched)
+        requests.commit_context(launched.batch)
+        requests.announce(launched.batch)
+        requests.handle_cancelled()
+        requests.respond()
+        requests.commit_generation(launched.batch)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        tokens: list[int] = []
-        segments: list[Segment] = []
-        rows: list[int] = []
-        for request in batch.context:
-            start = request.context_current_position
-            request.passes.append((start, request.context_chunk_size))
-            end = start + request.context_chunk_size
-            segments.append(Segment(len(tokens), start, end, self.cache.slots(request)))
-            tokens += request.tokens_between(start, end)
-            if request.is_last_context_chunk:
-                rows.append(len(tokens) - 1)
-        for request in batch.generation:
-            end = request.num_tokens
-            segments.append(Segment(len(tokens), end - 1, end, self.cache.slots(request)))
-            tokens += request.tokens_between(end - 1, end)
-            rows.append(len(tokens) - 1)
-        with self._streams.on_execution():
-            logits = self._runner.forward(tokens, segments, rows, self._layer_hooks)
-            if self._forward_callable is not None:
-                self._forward_callable()
-        self._streams.join()
-        if self._manager is not None:
-            self._manager.call("worker", "wait_for_save", self._streams.current)
-        self.passes += 1
-        return logits
+    def _finish_late(self, launched: Launched | None) -> None:
+        """The overlap loop: the host learns the tokens of a pass when the next one is under way, and acts on them then."""
+        requests, previous = self._requests, self._previous
+        self._previous = launched
+        if previous is not None:
+            requests.take_tokens(previous)
+            requests.announce(previous.batch)
+        if launched is not None:
+            requests.advance(launched)
+            requests.commit_context(launched.batch)
+        if previous is not None:
+            requests.handle_cancelled()
+            requests.respond()
+            requests.commit_generation(previous.batch)
 
-    def _advance(self, batch: Batch, logits: torch.Tensor) -> None:
-        """Sample greedily, move every request on, and commit the prefilled blocks."""
-        sampled = iter(zip(logits.argmax(dim=-1).tolist(), logits, strict=True))
-        for request in batch.context:
-            is_last = request.is_last_context_chunk
-            request.context_current_position += request.context_chunk_size
-            if is_last:
-                self._sample(request, *next(sampled))
-            self.cache.history_moved(request, request.context_current_position)
-        for request in batch.generation:
-            self._sample(request, *next(sampled))
-
-    def _sample(self, request: Request, token: int, logits: torch.Tensor) -> None:
-        if request.first_logits is None:
-            request.first_logits = logits.to(device="cpu", dtype=torch.float32, copy=True)
-            request.ttft_s = time.perf_counter() - request.submitted_at
-        request.append_token(token)
-        done = len(request.output_tokens) >= request.max_new_tokens
-        request.state = RequestState.GENERATION_COMPLETE if done else RequestState.GENERATION_IN_PROGRESS
-
-    def _announce(self, request: Request) -> bool:
-        assert self._manager is not None
-        flat, by_group = self.cache.page_indices(request)
-        return bool(self._manager.request_finished(request, flat, by_group))
-
-    def _free(self, request: Request) -> None:
-        self.cache.release(request, request.num_tokens - 1)
-        self._scheduler.leave(request)
-
-    def _fail_active(self, error: Exception) -> None:
-        """End every active request; failed requests are never announced to the connector."""
-        for request in self._active:
-            request.error = error
-            request.state = RequestState.GENERATION_COMPLETE
-            self.cache.release(request, 0)
-            self._scheduler.leave(request)
-        self._active.clear()
-
-    def _waits_for_transfers(self) -> bool:
-        parked = RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
-        return bool(self._saving) or any(request.state is parked for request in self._active)
-
-    # -- bring-up -----------------------------------------------------------------------------------------------------
-
-    def _warm_up(self) -> None:
-        """A forward before the caches are registered; the connector's callable runs after it, as after any."""
-        dummy = Request(0, [0], 1)
-        dummy.is_dummy_request = True
-        slots = [[pool.take()] for pool in self.cache.pools]
-        self._runner.forward(dummy.get_tokens(0), [Segment(0, 0, 1, slots)], [])
-        if self._forward_callable is not None:
-            self._forward_callable()
-        for pool, taken in zip(self.cache.pools, slots, strict=True):
-            pool.drop(taken[0])
+    def _anyone(self, has: bool) -> bool:
+        """Under attention data parallelism, whether any rank has it: no rank runs a forward without the others."""
+        return any(self._ranks.allgather(has)) if self._attention_dp else has
 
 
 def _know_the_rank() -> None:

@@ -1,7 +1,4 @@
-"""The connector manager: the runtime's only way to a connector pair, with the verbs and quirks of the real one.
-
-Not here yet: attention data parallelism (a scheduler per rank, no collectives) and dummy requests of it.
-"""
+"""The connector manager: the runtime's only way to a connector pair, with the verbs and quirks of the real one."""
 
 from __future__ import annotations
 
@@ -42,7 +39,9 @@ class KvCacheConnectorManager:
 
     Args:
         worker: This rank's worker.
-        scheduler: The scheduler, on the leader (rank 0) only.
+        scheduler: The scheduler, on the leader (rank 0) only; with attention data parallelism on every rank.
+        enable_attention_dp: Every rank serves requests of its own: it asks its own scheduler, no rank waits for another, and
+            dummies are kept from the connector.
         collectives: How the ranks talk; one rank by default.
         current_stream: What the per-layer hooks hand over.
         calls: Counts every call made to the connector as ``"scheduler.NAME"`` or ``"worker.NAME"``.
@@ -53,14 +52,19 @@ class KvCacheConnectorManager:
     def __init__(
         self,
         worker: Any,
-        scheduler: Any = None,
+        scheduler: Any,
         *,
+        enable_attention_dp: bool = False,
         collectives: Collectives | None = None,
         current_stream: Callable[[], Any] = lambda: None,
         calls: Counter[str] | None = None,
     ) -> None:
         self._ranks: Collectives = collectives or OneRank()
-        assert (scheduler is not None) == (self._ranks.rank == 0), "A scheduler is required on rank 0 and nowhere else"
+        is_leader = enable_attention_dp or self._ranks.rank == 0
+        assert (scheduler is not None) == is_leader, "A scheduler is required on rank 0 and nowhere else (attention DP: on all)"
+        if enable_attention_dp:
+            self.validate_attention_dp(scheduler, worker)
+        self.enable_attention_dp = enable_attention_dp
         self.worker = worker
         self.scheduler = scheduler
         self.calls: Counter[str] = Counter() if calls is None else calls
@@ -87,14 +91,29 @@ class KvCacheConnectorManager:
         return bound(*args)
 
     def _from_leader(self, method: str, *args: Any) -> Any:
-        """What the scheduler answers, on every rank."""
+        """What the scheduler answers, on every rank; its own one's with attention data parallelism."""
+        if self.enable_attention_dp:
+            return self.call("scheduler", method, *args)
         return self._ranks.broadcast(self.call("scheduler", method, *args) if self._is_leader else None)
 
     @property
     def _is_leader(self) -> bool:
         return self.scheduler is not None
 
+    def _is_hidden(self, request: Request) -> bool:
+        """Only attention data parallelism keeps dummies from the connector here; otherwise its callers do."""
+        return self.enable_attention_dp and request.is_dummy_request
+
     # -- bring-up -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def validate_attention_dp(scheduler: Any, worker: Any) -> None:
+        """NotImplementedError unless both classes have ``supports_attention_dp = True``, exactly."""
+        if not all(getattr(type(half), "supports_attention_dp", None) is True for half in (scheduler, worker)):
+            raise NotImplementedError(
+                "The connector must declare supports_attention_dp = True, on its scheduler class and on its worker class, to be "
+                "used with attention data parallelism: each rank then serves requests of its own."
+            )
 
     def missing_layer_group_forms(self) -> list[str]:
         """The per-layer-group forms that the scheduler's class leaves at the base's default.
@@ -102,6 +121,8 @@ class KvCacheConnectorManager:
         Looks at the type only, and at identity with the base: a class that doesn't inherit it always passes.
         """
         missing = [name for name in _GROUPED_FORMS if self._is_base_form(name)] if self._is_leader else []
+        if self.enable_attention_dp:
+            return missing
         answer: list[str] = self._ranks.broadcast(missing)
         return answer
 
@@ -157,6 +178,8 @@ class KvCacheConnectorManager:
         Raises:
             RuntimeError: The answer is asynchronous and has no tokens.
         """
+        if self._is_hidden(request):
+            return 0, False
         offered, is_async = self._from_leader("get_num_new_matched_tokens", request, num_computed_tokens)
         if offered == 0 and is_async:
             raise RuntimeError("load_kv_async must be False when get_num_new_matched_tokens answers 0 tokens")
@@ -173,7 +196,7 @@ class KvCacheConnectorManager:
         self, request: Request, block_ids: list[int], by_layer_group: list[list[int]] | None = None
     ) -> None:
         """Tell the scheduler the pages, in the per-layer-group form if there is a list of lists. Not collective."""
-        if not self._is_leader:
+        if not self._is_leader or self._is_hidden(request):
             return
         if by_layer_group:
             self.call("scheduler", "update_state_after_alloc_by_layer_group", request, by_layer_group)
@@ -182,7 +205,10 @@ class KvCacheConnectorManager:
 
     def build_scheduler_output(self, batch: Batch, cache: PageLists) -> None:
         """Put together what the next :meth:`handle_metadata` hands over; parked requests are left out."""
-        self._output = self._reports.build(batch, cache, self.new_async_requests.loading, self.external_loads)
+        shown = batch.without_dummies() if self.enable_attention_dp else batch
+        self._output = self._reports.build(shown, cache, self.new_async_requests.loading, self.external_loads)
+        if self.enable_attention_dp:
+            self._output.attention_dp_rank = self._ranks.rank
         self.external_loads = {}
 
     def set_scheduler_output(self, output: SchedulerOutput) -> None:
@@ -234,11 +260,15 @@ class KvCacheConnectorManager:
         Returns:
             The scheduler's answer, unchanged.
         """
+        if self._is_hidden(request):
+            return False
         if by_layer_group:
             answer = self._from_leader("request_finished_by_layer_group", request, by_layer_group)
         else:
             answer = self._from_leader("request_finished", request, block_ids)
         self.finished_async_loading_requests.pop(request.request_id, None)
+        if self.enable_attention_dp:
+            self._reports.reset(request.request_id)
         if answer:
             self.new_async_requests.saving[request.request_id] = request
             request.state = RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS
@@ -261,7 +291,8 @@ class KvCacheConnectorManager:
         local.saving.update(_extract(pending.saving, saved))
         local.loading.update(_extract(pending.loading, loaded))
 
-        everywhere = self._ranks.allgather((list(local.saving), list(local.loading)))
+        mine = (list(local.saving), list(local.loading))
+        everywhere = [mine] if self.enable_attention_dp else self._ranks.allgather(mine)
         done_saving = set.intersection(*(set(saving) for saving, _ in everywhere))
         done_loading = set.intersection(*(set(loading) for _, loading in everywhere))
         # Sorted, since every rank frees pages in this order, and the leader's page slots count on every rank.

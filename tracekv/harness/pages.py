@@ -93,6 +93,15 @@ class PagePool:
         else:
             self._reusable[slot] = None
 
+    def forget(self, slot: int) -> None:
+        """Free a slot that is reusable; the reuse tree no longer knows it."""
+        if slot in self._reusable:
+            self._reusable.pop(slot)
+            owner, self._owners[slot] = self._owners[slot], None
+            if owner is not None:
+                owner.lost(self.shape.layer_group_id)
+            self._free.append(slot)
+
     def owned_by(self, slot: int, owner: PageOwner) -> None:
         """Enter a held slot into the reuse tree."""
         self._owners[slot] = owner

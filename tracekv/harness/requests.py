@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class RequestState(str, Enum):
     """Where a request stands; the names are the runtime's."""
 
     CONTEXT_INIT = "CONTEXT_INIT"
+    #: Disaggregated: its KV is going to be received.
+    DISAGG_GENERATION_INIT = "DISAGG_GENERATION_INIT"
     GENERATION_IN_PROGRESS = "GENERATION_IN_PROGRESS"
+    #: Its last token is being computed: no further pass schedules it (overlap loop).
+    GENERATION_TO_COMPLETE = "GENERATION_TO_COMPLETE"
     GENERATION_COMPLETE = "GENERATION_COMPLETE"
     #: Parked: an asynchronous load is under way.
     DISAGG_GENERATION_TRANS_IN_PROGRESS = "DISAGG_GENERATION_TRANS_IN_PROGRESS"
     #: Finished, its pages kept for an asynchronous save.
     DISAGG_CONTEXT_TRANS_IN_PROGRESS = "DISAGG_CONTEXT_TRANS_IN_PROGRESS"
 
+
+#: In these states everything but the last token has its KV.
+GENERATION_STATES = (
+    RequestState.GENERATION_IN_PROGRESS,
+    RequestState.GENERATION_TO_COMPLETE,
+    RequestState.GENERATION_COMPLETE,
+    RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS,
+)
 
 #: In these states a report uses position and chunk; in any other, the last token (golden l.state_formula).
 CONTEXT_STATES = (RequestState.CONTEXT_INIT, RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS)
@@ -39,6 +50,12 @@ class Request:
         honoured_tokens: Prompt tokens that the connector supplied.
         passes: ``(position, tokens)`` of each prefill pass: equal passes give bit-equal results.
         error: What a forward, a per-layer hook or ``wait_for_save`` raised; the request ended there.
+        prompt_len: Prompt tokens; after a replay those generated before it are among them.
+        orig_prompt_len: Prompt tokens as submitted.
+        replays: How often its pages were destroyed and it began anew.
+        is_cancelled: It ended by :meth:`Executor.cancel`.
+        is_suspended: It keeps its pages and is in no batch.
+        token_in_flight: A sampled token that the host doesn't know yet (overlap loop).
 
     Source: contract.md section 5.
     """
@@ -55,9 +72,10 @@ class Request:
         multimodal_positions: list[int] | None = None,
         multimodal_lengths: list[int] | None = None,
         client_id: int | None = None,
+        stop_tokens: Collection[int] = (),
     ) -> None:
         self.request_id = request_id
-        self.prompt_len = len(prompt_tokens)
+        self.prompt_len = self.orig_prompt_len = len(prompt_tokens)
         self.max_new_tokens = max_new_tokens
         self.cache_salt = cache_salt
         self.lora_task_id = lora_task_id
@@ -65,6 +83,7 @@ class Request:
         self.multimodal_positions = multimodal_positions
         self.multimodal_lengths = multimodal_lengths
         self.client_id = client_id
+        self.stop_tokens = frozenset(stop_tokens)
         self.is_dummy_request = False
         self.is_child = False
         self.parent_request_id: int | None = None
@@ -86,6 +105,10 @@ class Request:
         self.honoured_tokens = 0
         self.passes: list[tuple[int, int]] = []
         self.error: Exception | None = None
+        self.replays = 0
+        self.is_cancelled = False
+        self.is_suspended = False
+        self.token_in_flight: int | None = None
         self.submitted_at = time.perf_counter()
 
     @property
@@ -109,17 +132,41 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens."""
+        """Prompt and generated tokens, as far as the host knows them."""
         return len(self._tokens)
+
+    @property
+    def num_device_tokens(self) -> int:
+        """The same, with a token in flight: the last of them is the next generation step's input."""
+        return len(self._tokens) + (self.token_in_flight is not None)
+
+    @property
+    def last_token(self) -> int:
+        """The input of the next generation step."""
+        return self._tokens[-1] if self.token_in_flight is None else self.token_in_flight
 
     @property
     def output_tokens(self) -> list[int]:
         """The generated token ids."""
-        return self._tokens[self.prompt_len :]
+        return self._tokens[self.orig_prompt_len :]
 
     def append_token(self, token: int) -> None:
         """Take a sampled token."""
         self._tokens.append(token)
+        self.token_in_flight = None
+
+    def append_sample(self, token: int, logits: torch.Tensor) -> None:
+        """Take a sampled token; the first one's logits are kept."""
+        if self.first_logits is None:
+            self.first_logits = logits.to(device="cpu", dtype=torch.float32, copy=True)
+            self.ttft_s = time.perf_counter() - self.submitted_at
+        self.append_token(token)
+
+    @property
+    def is_done(self) -> bool:
+        """It has all its tokens, or the last one ends it."""
+        output = self.output_tokens
+        return len(output) >= self.max_new_tokens or (bool(output) and output[-1] in self.stop_tokens)
 
     def tokens_between(self, start: int, end: int) -> list[int]:
         """Token ids ``[start, end)``."""
@@ -142,12 +189,28 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """All tokens were generated, or the request failed."""
+        """All tokens were generated, or the request failed or was cancelled."""
         return self.state in (RequestState.GENERATION_COMPLETE, RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS)
 
     def is_generation_only_request(self) -> bool:
         """False: prefill always happens here."""
         return False
+
+    @property
+    def written_tokens(self) -> int:
+        """Tokens with KV beyond what was entered into device reuse chunk by chunk; 0 while the prompt is computed."""
+        return self.num_tokens - 1 if self.state in GENERATION_STATES and self.output_tokens else 0
+
+    def reset_for_recompute(self) -> None:
+        """Begin anew after the pages were destroyed: what was generated is part of the prompt now.
+
+        Source: contract-v2.md section 1.4, last row but two.
+        """
+        self.prompt_len = self.num_tokens
+        self.state = RequestState.CONTEXT_INIT
+        self.honoured_tokens = 0
+        self.replays += 1
+        self.begin_at(0, self.prompt_len)
 
     def begin_at(self, position: int, chunk: int) -> None:
         """Place the first chunk behind what was supplied."""
@@ -179,6 +242,11 @@ class Batch:
         self.chunking, self.last_chunk = [], []
         for request in requests:
             self.add_context(request)
+
+    def without_dummies(self) -> Batch:
+        """The batch of the requests that somebody asked for."""
+        parts = (self.chunking, self.last_chunk, self.generation)
+        return Batch(*([request for request in part if not request.is_dummy_request] for part in parts))
 
     def __iter__(self) -> Iterator[Request]:
         return iter([*self.context, *self.generation])
