@@ -122,18 +122,18 @@ class Driver:
         self._memory = caches.memory
         self.has_shared_rows = caches.has_shared_rows
         assert self.life.register is not None
-        block_tokens = start.tokens_per_block or self.life.register.tokens_per_block or 32
         config = bringup.KvCacheConfig(
-            block_tokens,
-            True if start.has_block_reuse is None else start.has_block_reuse,
-            bool(start.has_partial_reuse),
-            None,
-            self.life.is_v2,
+            tokens_per_block=start.tokens_per_block or self.life.register.tokens_per_block or 32,
+            enable_block_reuse=True if start.has_block_reuse is None else start.has_block_reuse,
+            enable_partial_reuse=bool(start.has_partial_reuse),
+            use_kv_cache_manager_v2=self.life.is_v2,
         )
         takes_layout = Callback.REGISTER_KV_CACHE_LAYOUT in implemented_callbacks(connector.worker)
         method, registered = registration(caches, takes_layout=takes_layout)
         pair = trace(connector.scheduler), trace(connector.worker)
-        halves = self._safely("__init__", None, lambda: bringup.construct(*pair, bringup.LlmArgs(config)))
+        halves = self._safely(
+            "__init__", None, lambda: bringup.construct(*pair, bringup.LlmArgs(kv_cache_config=config))
+        )
         if halves is None:
             return False
         scheduler, worker = halves
