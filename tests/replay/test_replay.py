@@ -208,6 +208,27 @@ def test_a_later_replay_finds_nothing_that_an_earlier_one_stored(record, fresh):
     assert replay([journals], FLAT, seed="one").differences != []
 
 
+IMAGE = {"multimodal_hashes": [[7] * 8], "multimodal_positions": [3], "multimodal_lengths": [4]}
+
+
+def test_salts_images_and_adapters_tell_requests_apart_in_a_replay_too(model, fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACEKV_FSSPEC__LORA_DIGESTS", '{"3": "one", "4": "two"}')
+    kinds = [{}, IMAGE, {**IMAGE, "multimodal_hashes": [[8] * 8]}, {"cache_salt": "mine"}, {"lora_task_id": 3}]
+    for _ in range(2):
+        executor = Executor(model("llama"), *map(tracekv.trace, FSSPEC), mode="v1", num_blocks=96)
+        for kind in kinds:
+            executor.submit(tokens(1, 100), 2, **kind)
+        executor.run()
+        executor.shutdown()
+    tracekv.capture.shutdown()
+    monkeypatch.setenv("TRACEKV_FSSPEC__URL", (tmp_path / "again").as_uri())
+    result = replay([tmp_path / "journals"], FSSPEC)
+    assert result.errors == []
+    offers = {(each.life, each.request_id): (each.recorded.offered, each.replayed.offered) for each in result.requests}
+    assert [offers[1, number] for number in range(1, 6)] == [(0, 0)] * 5
+    assert [offers[2, number] for number in range(1, 6)] == [(96, 96)] * 5
+
+
 # -- what is kept, and what isn't ----------------------------------------------------------------------------------------
 
 

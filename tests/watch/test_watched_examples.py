@@ -144,6 +144,7 @@ def test_what_a_connector_reports_and_what_is_observed_agree(model, records, mon
         told = sums(t for t in records(Transfer) if t.source is Source.REPORTED and t.direction is direction)
         assert seen == told
         assert seen
+    assert all(report.is_complete for report in records(WatchReport))
 
 
 def test_off_it_costs_no_import(tmp_path):

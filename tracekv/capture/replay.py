@@ -3,7 +3,7 @@
 Tokens are kept as one keyed digest per block (BLAKE2b, 8 bytes). The key is drawn when the process begins to record and lives in its
 memory only: whoever has the journal can see which blocks are equal, and no more. Without the key a digest can't be tried against
 guessed tokens, as a bare hash of a block could (a block of a known system prompt has few candidates); and two recordings share no
-digest, so they can't be joined. Salts, LoRA ids, images and the runtime's block hashes go through the same key.
+digest, so they can't be joined. Salts, images and the runtime's block hashes go through the same key.
 
 A digest is of a block's own tokens, so that every equality of whole blocks is kept, wherever in a prompt they lie. Equality within a
 block is kept for the rest of a prompt behind its last full block, and not otherwise.
@@ -118,7 +118,7 @@ class ReplayRecording(Observer):
         self._known.add(request.request_id)
         tokens = reading.prompt_tokens(request)
         blocks, rest = self._digests(tokens)
-        salt, lora = reading.cache_salt(request), reading.lora_id(request)
+        salt = reading.cache_salt(request)
         try:
             images = reading.multimodal_digest(request)
         except reading.UnreadableRequest:
@@ -133,7 +133,6 @@ class ReplayRecording(Observer):
                 blocks=blocks,
                 rest=rest,
                 salt=None if salt is None else self._digest(b"salt", salt.encode()),
-                lora=None if lora is None else self._digest(b"lora", str(lora).encode()),
                 images=None if images is None else self._digest(b"images", images.encode()),
                 image_places=_numbers(getattr(request, "multimodal_positions", None)),
                 image_lengths=_numbers(getattr(request, "multimodal_lengths", None)),

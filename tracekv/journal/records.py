@@ -475,7 +475,7 @@ class ReplayPrompt(Record, tag=63):
         block_tokens: Tokens per block.
         blocks: 8 bytes per full block.
         rest: 8 bytes for the tokens behind the last full block; empty where there are none.
-        salt, lora, images: 8 bytes each, None where the request has none.
+        salt, images: 8 bytes each, None where the request has none. The LoRA id is its ``QueryCall``'s.
         image_places, image_lengths: Where the items lie in the prompt.
     """
 
@@ -486,7 +486,6 @@ class ReplayPrompt(Record, tag=63):
     blocks: bytes
     rest: bytes
     salt: bytes | None
-    lora: bytes | None
     images: bytes | None
     image_places: list[int]
     image_lengths: list[int]
@@ -543,6 +542,7 @@ AnyRecord = (
     | Drop
     | Prefetch
     | Enqueued
+    | StoreCeiling
     | Finding
     | WatchReport
     | ReplayStart

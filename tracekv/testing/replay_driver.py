@@ -184,6 +184,7 @@ class Driver:
     def _query(self, index: int, query: QueryCall) -> None:
         live = self._begin(query.request_id)
         request, live.start, live.report = live.request, query.computed_tokens, self._ahead.reports.get(index)
+        request.lora_task_id, request.client_id = query.lora_id, query.client_id
         request.begin_at(query.computed_tokens, request.prompt_len - query.computed_tokens)
         answer = self._safely(
             "get_num_new_matched_tokens",

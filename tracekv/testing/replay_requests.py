@@ -57,7 +57,6 @@ def make_request(request_id: int, prompt: ReplayPrompt | None, end: ReplayEnd | 
         tokens[: prompt.tokens],
         1,
         cache_salt=None if prompt.salt is None else prompt.salt.hex(),
-        lora_task_id=None if prompt.lora is None else int.from_bytes(prompt.lora, "little") >> 1,
         multimodal_hashes=None
         if prompt.images is None
         else [_words(prompt.images) for _ in prompt.image_places or [0]],
