@@ -23,7 +23,7 @@ def section(**environ):
 
 def test_defaults_hold_without_any_variable():
     loaded = settings.load({})
-    assert (loaded.connector, loaded.detail, loaded.agent) == ("fsspec", "economy", "thread")
+    assert (loaded.connector, loaded.detail, loaded.agent) == ("fsspec", "economy", "auto")
 
 
 def test_a_variable_is_converted_to_its_type():

@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trace_file: str | None = None
     #: Who reads the journals: ``auto`` (one agent process per node, started by itself), ``external`` (a sidecar that somebody else
     #: starts), ``thread`` (a thread of this process, for tests and notebooks) or ``off`` (nobody; the journal is still written).
-    agent: Literal["auto", "external", "thread", "off"] = "thread"
+    agent: Literal["auto", "external", "thread", "off"] = "auto"
     #: Folder of the journals, by default one of the user's own in ``/dev/shm``.
     journal_dir: str | None = None
     #: A step without an exported request's load or save is exported once in so many.
