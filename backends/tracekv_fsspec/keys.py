@@ -10,6 +10,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
+from struct import iter_unpack
 
 import msgspec
 
@@ -129,10 +130,10 @@ class KeyChain:
             hashed = pending[:]
             hashed.byteswap()
         raw = memoryview(hashed).cast("B")
-        link, size, sha256 = self._link, self._block_bytes, hashlib.sha256
-        for start in range(0, complete * size, size):
-            link = sha256(link + raw[start : start + size]).digest()
-            self.keys.append(link[:KEY_BYTES])
+        link, size, sha256, append = self._link, self._block_bytes, hashlib.sha256, self.keys.append
+        for (block,) in iter_unpack(f"{size}s", raw[: complete * size]):
+            link = sha256(link + block).digest()
+            append(link[:KEY_BYTES])
         self._link = link
         self._tail = pending[complete * self.tokens_per_block :]
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any
 
@@ -117,7 +118,8 @@ class _Bench:
         self._namespace = namespace_digest(deployment.digest())
         settings = Settings(url=url, arena_bytes=blocks * padded(size), write_queue_bytes=1 << 40, refresh_ms=3_600_000)
         self._journal = MemoryJournal()
-        self._store = open_store(url, options, s3_client=s3_client)
+        self._open = partial(open_store, url, options, s3_client=s3_client)
+        self._store = self._open()
         self.engine = self._store.engine
         self._stager = Stager(settings, self._store, deployment, {self._shard: size})
         self._source = memoryview(bytearray(os.urandom(size * min(blocks, 64))))
@@ -139,13 +141,17 @@ class _Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
+        from tracekv_fsspec.store import StoreError
+
         current.journal = self._before
-        with contextlib.suppress(Exception):
-            for entry in self._store.list(""):
-                self._store.delete(entry.path)
+        self._stager.close()
         self._seed.remove()
         self._limit.close()
-        self._stager.close()
+        store = self._open()  # the stager closed its own, after it wrote which blocks were used
+        with contextlib.suppress(StoreError):
+            for entry in store.list(""):
+                store.delete(entry.path)
+        store.close()
 
     def load(self, rounds: int, temperature: str | None) -> Row:
         """Ours, theirs and the limit, each time from the named temperature."""
