@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekv.journal.records import Transfer
-from tracekv.journal.vocabulary import Direction
+from tracekv.journal.vocabulary import Direction, Source
 from tracekv.rules.events import Pass, Settled
 from tracekv.rules.model import By, Hit, Rule, Severity
 from tracekv.rules.promise import loaded_ranks, promise
@@ -99,10 +99,16 @@ class LoadedTooLate(Rule):
         step = request.first_build.step
         for source in run.sources:
             end = source.ended.get(step)
-            late = [each for each in request.transfers if end is not None and _is_late(each, step, end[1])]
-            if late and end is not None:
-                yield self.finding(late[0], request.first_build, end[0], late_ns=late[0].started_ns - end[1])
-                return
+            if end is None:
+                continue
+            for each in request.transfers:
+                group = run.groups.get(each.layer_group)
+                # Part of the pages' bytes: a layer-wise load, each layer in its own hook.
+                is_whole = group is not None and each.nbytes >= len(each.pages) * group.bytes_per_page
+                needed_ns = end[1] if is_whole and each.source is Source.REPORTED else end[0].started_ns
+                if _is_late(each, step, needed_ns):
+                    yield self.finding(each, request.first_build, end[0], late_ns=each.started_ns - needed_ns)
+                    return
 
 
 def _is_late(transfer: Transfer, step: int, needed_ns: int) -> bool:

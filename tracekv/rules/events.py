@@ -17,6 +17,7 @@ from tracekv.journal.records import (
     RegisterCall,
     StoreOperation,
     Transfer,
+    WatchReport,
 )
 from tracekv.rules.state import Request, Run, Source
 
@@ -136,6 +137,14 @@ class Moved(NamedTuple):
     source: Source
     request: Request | None
     record: Transfer
+
+
+class Watched(NamedTuple):
+    """The watch saw a pool being indexed with a negative number."""
+
+    run: Run
+    source: Source
+    record: WatchReport
 
 
 class Stored(NamedTuple):

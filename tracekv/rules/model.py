@@ -132,7 +132,8 @@ class Rule:
         Fix: what to do.
 
     and methods ``on_query``, ``on_alloc``, ``on_listed``, ``on_claim``, ``on_build``, ``on_bind``, ``on_register``, ``on_start``,
-    ``on_pass``, ``on_moved``, ``on_stored``, ``on_finish``, ``on_polled``, ``on_returned``, ``on_scheduled``, ``on_failed``,
+    ``on_pass``, ``on_moved``, ``on_watched``, ``on_stored``,
+    ``on_finish``, ``on_polled``, ``on_returned``, ``on_scheduled``, ``on_failed``,
     ``on_loaded``, ``on_left`` (both :class:`~tracekv.rules.events.Settled`) and ``on_time``: each gets the event of its name
     and yields what it finds. A rule may keep state, in bounds.
 

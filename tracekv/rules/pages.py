@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tracekv.rules.events import Build, Claim, Finish, Listed, Moved
+from tracekv.journal.vocabulary import Direction, Source
+from tracekv.rules.events import Build, Claim, Finish, Listed, Moved, Watched
 from tracekv.rules.model import By, Hit, Rule, Severity
 
 _MOST_NAMED = 16
@@ -30,6 +31,11 @@ class NegativePage(Rule):
             # A list may name blocks without a page as long as nothing is moved for them.
             if group is None or record.nbytes > (len(record.pages) - negative) * group.bytes_per_page:
                 yield self.finding(record, pages=negative, layer_group=record.layer_group)
+
+    def on_watched(self, event: Watched) -> Iterator[Hit]:
+        """A pool was indexed with a negative number."""
+        group, page, times = event.record.last_slots[0]
+        yield self.finding(event.record, layer_group=group, read_instead=page, times=times)
 
 
 class UnknownLayerGroup(Rule):
@@ -65,10 +71,12 @@ class BytesDoNotFit(Rule):
         """A transfer."""
         record = event.record
         group = event.run.groups.get(record.layer_group)
-        if group is None or record.error is not None or not record.pages:
+        if group is None or record.error is not None or not record.pages or record.source is not Source.REPORTED:
             return
         valid = sum(page >= 0 for page in record.pages)
-        if record.nbytes != valid * group.bytes_per_page:
+        expected = valid * group.bytes_per_page
+        # A whole fraction is a layer's part: some connectors report layer by layer.
+        if record.nbytes > expected or (record.nbytes and expected % record.nbytes):
             yield self.finding(
                 record, nbytes=record.nbytes, expected=valid * group.bytes_per_page, pages=valid,
                 bytes_per_page=group.bytes_per_page,
@@ -108,6 +116,8 @@ class PageOfAnother(Rule):
     def on_moved(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record, request = event.record, event.request
+        if record.request_id < 0 and _is_seen_astray(event):
+            yield self.finding(record, pages=record.pages[:_MOST_NAMED], layer_group=record.layer_group, owner="nobody")
         if request is None or not request.is_whole or record.layer_group >= len(request.slots):
             return
         own = request.slots[record.layer_group]
@@ -119,6 +129,13 @@ class PageOfAnother(Rule):
                 record, request.alloc, pages=strange[:_MOST_NAMED], layer_group=record.layer_group,
                 direction=record.direction.value,
             )  # fmt: skip
+
+
+def _is_seen_astray(event: Moved) -> bool:
+    """The watch, which knows the owners in the leader's process only, saw a load into a page of no request."""
+    record, source = event.record, event.source
+    is_load = record.source is Source.OBSERVED and record.direction is Direction.LOAD
+    return is_load and source.has_scheduler and source is event.run.leader and bool(record.pages)
 
 
 class TwoOwners(Rule):

@@ -141,7 +141,7 @@ class KeptForNothing(Rule):
         """A request has gone."""
         request = event.request
         finish = request.finish
-        if finish is None or not finish.keeps_pages or not event.run.reports or not request.is_whole:
+        if finish is None or not finish.keeps_pages or not event.run.tells_moves or not request.is_whole:
             return
         is_saved = any(
             each.direction is Direction.SAVE and each.ended_ns >= finish.started_ns for each in request.transfers

@@ -12,7 +12,7 @@ def promise(run: Run, request: Request) -> dict[int, set[int]] | None:
     They tell enough when the request was seen whole, the connector reports what it moves, and the pass of the load ended.
     """
     honoured = request.honoured
-    if not request.is_whole or not honoured or honoured < 0 or not run.block or not run.reports:
+    if not request.is_whole or not honoured or honoured < 0 or not run.block or not run.tells_moves:
         return None
     if request.is_async:
         if not request.returned_ns:

@@ -199,7 +199,8 @@ class Run:
         covered: ``request id -> tokens that its reported pages hold``.
         builds: Passes built that were seen.
         is_known_from: Passes built when everything that belongs together was first seen whole.
-        reports: Whether its worker's class reports transfers: then their absence says something.
+        reports: Whether its worker's class reports transfers.
+        is_watched, has_watch_gaps: Whether copies are observed, and whether some may go unseen.
         waiting: Parked requests by id.
         due: ``(at builds, event, request)``.
     """
@@ -218,6 +219,8 @@ class Run:
         self.builds = 0
         self.is_known_from = 0
         self.reports = False
+        self.is_watched = False
+        self.has_watch_gaps = False
         self.saved_bytes = 0
         self.hooked_prefills = 0
         self.prefill_ns_per_token = 0.0
@@ -240,6 +243,11 @@ class Run:
         self.prefilling: dict[int, Request] = {}
         self.asked_again: dict[int, Request] = {}
         self.prefilled: Recent[int, tuple[int, int]] = Recent(64)
+
+    @property
+    def tells_moves(self) -> bool:
+        """Whether everything that moves is told: only then does an absent transfer say something."""
+        return self.reports or (self.is_watched and not self.has_watch_gaps)
 
     @property
     def is_known(self) -> bool:

@@ -28,6 +28,7 @@ from tracekv.journal.records import (
     StoreOperation,
     TracingReduced,
     Transfer,
+    WatchReport,
 )
 from tracekv.rules.core import Tell
 from tracekv.rules.leader import LeaderRecords
@@ -63,6 +64,7 @@ class Tracker(LeaderRecords, WorkerRecords):
             Lookup: self._looked_up,
             StoreOperation: self._stored,
             Drop: self._dropped,
+            WatchReport: self._watched,
         }
 
     def take(self, name: str, record: Record) -> None:

@@ -14,8 +14,10 @@ from tracekv.journal.records import (
     Record,
     StoreOperation,
     Transfer,
+    WatchReport,
 )
 from tracekv.journal.vocabulary import Callback, Direction
+from tracekv.journal.vocabulary import Source as Origin
 from tracekv.rules import events
 from tracekv.rules.core import Core
 from tracekv.rules.model import EMPTY_PICKLE
@@ -164,7 +166,9 @@ class WorkerRecords(Core):
 
     def _moved(self, source: Source, record: Transfer) -> None:
         run = self._run(source)
-        if not run.reports:
+        if record.source is Origin.OBSERVED:
+            run.is_watched = True
+        elif not run.reports:
             run.reports = True
             self._reporting.add(source.worker_class)
         request = run.requests.get(record.request_id)
@@ -176,6 +180,13 @@ class WorkerRecords(Core):
             if record.direction is Direction.SAVE:
                 run.saved_bytes += record.nbytes
         self._tell("moved", events.Moved(run, source, request, record))
+
+    def _watched(self, source: Source, record: WatchReport) -> None:
+        run = self._run(source)
+        run.is_watched = True
+        run.has_watch_gaps |= not record.is_complete
+        if record.last_slots:
+            self._tell("watched", events.Watched(run, source, record))
 
     def _stored(self, source: Source, record: StoreOperation) -> None:
         source.operations.append(record)

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.rules.traffic import busy
+from tracekv.journal.records import TracingReduced, Transfer, WatchGapSeen, WatchReport
+from tracekv.journal.vocabulary import Callback, Direction, Source, Tier, WatchGap
+from tracekv.rules import RULES, Checker, Limits, Rule, RuleView, Severity
+from tracekv.testing.corpus.tape import PAGE_BYTES, Tape
+
+
+def check(tape, **options):
+    checker = Checker(**options)
+    for source, record in tape.records:
+        checker.feed(source, record)
+    checker.close()
+    assert not checker.removed
+    return checker.findings
+
+
+def names(findings):
+    return [found.rule for found in findings]
+
+
+def test_a_finding_says_which_rule_who_where_and_what_proves_it():
+    tape = Tape()
+    tape.query(7, 96, 0, 96)
+    (found,) = check(tape)
+    assert (found.rule, found.severity, found.by) == ("S2", Severity.VIOLATION, "connector")
+    assert (found.request, found.rank, found.callback) == (7, 0, "get_num_new_matched_tokens")
+    assert found.numbers == {"offered": 96, "most": 95}
+    assert [each.record for each in found.evidence] == [tape.records[-1][1]]
+    assert found.title == "An offer leaves at least one prompt token to compute."
+    assert "tokens_per_block" in found.fix
+
+
+def test_a_busy_engine_without_faults_raises_nothing():
+    assert check(busy(400, decoding=16)) == []
+
+
+def test_a_request_is_named_once_by_a_rule():
+    tape = Tape()
+    tape.prefill(1, 64, [[1, 2]])
+    for position in range(64, 90):
+        tape.decode(1, position)
+    assert names(check(tape)) == ["S11b"]
+
+
+def test_findings_of_one_rule_are_counted_on_when_there_are_many():
+    tape = Tape()
+    for request in range(1, 251):
+        tape.query(request, 96, 0, 96)
+    checker = Checker()
+    for source, record in tape.records:
+        checker.feed(source, record)
+    assert (len(checker.findings), checker.counts["S2"]) == (100, 250)
+
+
+def test_a_rule_that_fails_is_removed_and_the_others_go_on(caplog):
+    class Broken(Rule):
+        """Fails."""
+
+        id = "X1"
+
+        def on_query(self, event):
+            raise ValueError("a bug of ours")
+
+    tape = Tape()
+    tape.query(1, 96, 0, 96)
+    tape.query(2, 96, 0, 96)
+    checker = Checker(rules=(Broken, *RULES))
+    with caplog.at_level(logging.WARNING, "tracekv"):
+        for source, record in tape.records:
+            checker.feed(source, record)
+    assert names(checker.findings) == ["S2", "S2"]
+    assert list(checker.removed) == ["X1"]
+    assert len(caplog.records) == 1
+
+
+def test_a_listener_that_fails_does_not_end_the_judging():
+    def listen(found):
+        raise RuntimeError("full")
+
+    tape = Tape()
+    tape.query(1, 96, 0, 96)
+    tape.query(2, 96, 0, 96)
+    checker = Checker(on_finding=listen)
+    for source, record in tape.records:
+        checker.feed(source, record)
+    assert names(checker.findings) == ["S2", "S2"]
+
+
+def test_a_view_tells_findings_as_they_are_made():
+    told = []
+    view = RuleView(on_finding=told.append)
+    tape = Tape()
+    tape.query(1, 96, 0, 96)
+    for source, record in tape.records:
+        view.feed(source, record)
+    assert told == view.findings
+
+
+def test_time_without_records_is_told_by_a_tick():
+    tape = Tape()
+    tape.query(1, 100, 0, 96, is_async=True)
+    tape.alloc(1, 96, [[1, 2, 3, 4]])
+    tape.build()
+    tape.forward()
+    tape.polled(loading=[1])
+    view = RuleView(limits=Limits(parked_ns=60_000_000_000))
+    for source, record in tape.records:
+        view.feed(source, record)
+    view.tick(tape.now + 59_000_000_000)
+    assert view.findings == []
+    view.tick(tape.now + 61_000_000_000)
+    assert names(view.findings) == ["W6b"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_after_a_gap_an_unknown_id_proves_nothing(is_told):
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    tape.transfer(Direction.SAVE, 1, [1, 2, 3])
+    tape.polled(saving=[1])
+    given = len(tape.records) - 1
+    tape.polled(saved=[1])
+    view = RuleView()
+    for number, (source, record) in enumerate(tape.records):
+        if number == given:
+            if is_told:
+                view.lost(source, 1)
+            continue
+        view.feed(source, record)
+    assert names(view.findings) == ([] if is_told else ["W3"])
+
+
+def test_while_calls_are_only_counted_nothing_is_concluded():
+    tape = Tape()
+    tape.prefill(1, 64, [[1, 2]])
+    tape.add(TracingReduced(tape.now, True, 3000, 1000))
+    tape.add(TracingReduced(tape.now, False, 500, 1000))
+    tape.step += 50
+    tape.decode(1, 120)
+    tape.decode(1, 121)
+    assert check(tape) == []
+
+
+def test_a_replay_is_asked_about_again_and_is_no_fault():
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.prefill(2, 100, [[5, 6, 7, 8]])
+    tape.prefill(1, 100, [[9, 10, 11, 12]])
+    assert check(tape) == []
+
+
+def test_a_replay_after_an_async_load_comes_without_a_query_and_is_no_fault():
+    tape = Tape()
+    tape.query(1, 100, 0, 96, is_async=True)
+    tape.alloc(1, 96, [[1, 2, 3, 4]])
+    tape.build()
+    tape.bind()
+    tape.transfer(Direction.LOAD, 1, [1, 2, 3])
+    tape.worker(Callback.START_LOAD_KV)
+    tape.polled(loading=[1], loaded=[1])
+    tape.build([(1, 96, 4, 100, [[1, 2, 3, 4]])])
+    tape.forward()
+    tape.build([(1, 0, 100, 100, [[5, 6, 7, 8]])])
+    tape.forward()
+    assert check(tape) == []
+
+
+def test_a_second_announcement_is_a_habit_of_the_runtime_and_no_fault():
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, pages=[[1, 2, 3, 4]])
+    tape.decode(2, 7)
+    tape.finish(1)
+    assert check(tape) == []
+
+
+def test_a_cancelled_requests_pages_may_go_to_another_one():
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.prefill(2, 100, [[1, 2, 3, 4]])
+    tape.decode(2, 100)
+    assert check(tape) == []
+
+
+def test_a_page_that_a_window_has_passed_may_go_to_another_request():
+    def play(window):
+        tape = Tape()
+        tape.records[-1][1].groups[0].window_size = window
+        tape.prefill(1, 100, [[1, 2, 3, 4]])
+        tape.query(2, 100)
+        tape.alloc(2, 0, [[1, 6, 7, 8]])
+        tape.build([(2, 0, 100, 100, [[1, 6, 7, 8]])], [(1, 100, 1, [[]])])
+        tape.forward()
+        return names(check(tape))
+
+    assert play(64) == []
+    assert play(None) == ["S10"]
+
+
+def test_what_the_device_shares_at_the_front_has_several_owners():
+    def play(computed):
+        tape = Tape()
+        tape.prefill(1, 100, [[1, 2, 3, 4]])
+        tape.query(2, 100, computed)
+        tape.alloc(2, 0, [[1, 2, 7, 8]])
+        tape.build([(2, computed, 100 - computed, 100, [[1, 2, 7, 8]])], [(1, 100, 1, [[]])])
+        tape.forward()
+        return names(check(tape))
+
+    assert play(64) == []
+    assert play(32) == ["S10"]
+
+
+def test_ranks_may_lag_each_other_without_being_named():
+    tape = Tape(ranks=2)
+    tape.query(1, 100, 0, 96, is_async=True)
+    tape.alloc(1, 96, [[1, 2, 3, 4]])
+    tape.build()
+    for rank in range(2):
+        tape.bind(rank)
+        tape.transfer(Direction.LOAD, 1, [1, 2, 3], rank=rank)
+        tape.worker(Callback.START_LOAD_KV, rank)
+        tape.worker(Callback.WAIT_FOR_SAVE, rank)
+    tape.polled(0, loading=[1], loaded=[1])
+    tape.polled(1, loading=[1])
+    tape.idle(0, ms=3000)
+    tape.polled(1, loaded=[1])
+    tape.build([(1, 96, 4, 100, [[1, 2, 3, 4]])])
+    tape.forward(0)
+    tape.forward(1)
+    assert check(tape) == []
+
+
+def test_a_rank_whose_journal_is_read_late_is_not_taken_for_a_late_rank():
+    tape = Tape(ranks=2)
+    for number in range(1, 30):
+        tape.prefill(number, 100, [[number * 2, number * 2 + 1, 60, 61]][:1] if number == 1 else [[1, 2, 3, 4]])
+        tape.finish(number, pages=[])
+    leader = [each for each in tape.records if each[0] == "rank0"]
+    follower = [each for each in tape.records if each[0] == "rank1"]
+    checker = Checker()
+    for source, record in leader + follower:
+        checker.feed(source, record)
+    checker.close()
+    assert checker.findings == []
+
+
+def watched(tape, direction, request, pages):
+    now = tape.now
+    tape.add(
+        Transfer(
+            direction, Source.OBSERVED, Tier.HOST, request, tape.step, 0, pages, PAGE_BYTES * len(pages), 0, now, now,
+            0, 0, 0, 0, 0, None,
+        )
+    )  # fmt: skip
+
+
+def test_a_watched_connector_that_loads_nothing_is_named_unless_copies_may_go_unseen():
+    def play(*reports):
+        tape = Tape()
+        for report in reports:
+            tape.add(report)
+        tape.query(1, 100, 0, 96)
+        tape.alloc(1, 96, [[1, 2, 3, 4]])
+        tape.build([(1, 0, 4, 100, [[1, 2, 3, 4]])])
+        tape.forward()
+        return names(check(tape))
+
+    gap = WatchGapSeen(next(iter(WatchGap)), 1, "connector.py:12")
+    assert play() == []
+    assert play(WatchReport(1, 0, True, [], [])) == ["N1"]
+    assert play(WatchReport(1, 0, False, [gap], [])) == []
+
+
+def test_a_negative_subscript_that_the_watch_saw_is_named():
+    tape = Tape()
+    tape.add(WatchReport(tape.now, 1, True, [], [(0, 63, 2)]))
+    (found,) = check(tape)
+    assert (found.rule, found.numbers["read_instead"]) == ("L1", 63)
+
+
+def test_a_load_into_a_page_of_nobody_that_the_watch_saw_is_named():
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    watched(tape, Direction.LOAD, -1, [9])
+    assert names(check(tape)) == ["S8"]
+
+
+def test_what_is_kept_stays_within_bounds():
+    checker = Checker()
+    tape = Tape(slots=1 << 20)
+    for request in range(1, 20_000):
+        tape.query(request, 100, 0, 96)
+        tape.alloc(request, 96, [[request * 4 + i for i in range(4)]])
+    for source, record in tape.records:
+        checker.feed(source, record)
+    (run,) = checker._tracker._runs.values()
+    assert len(run.requests) == 8192
+    assert len(run.covered) <= 8192
