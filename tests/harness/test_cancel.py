@@ -152,7 +152,9 @@ def test_the_overlap_loop_announces_it_one_pass_late_with_empty_lists_on_v2(mode
 
 
 def test_in_the_overlap_loop_a_parked_request_ends_while_a_pass_is_behind_it(model):
-    recorder, executor = recorded(model("llama"), "v2", {"get_num_new_matched_tokens": [(0, False), (32, True)]}, overlap=True)
+    recorder, executor = recorded(
+        model("llama"), "v2", {"get_num_new_matched_tokens": [(0, False), (32, True)]}, overlap=True
+    )
     executor.submit(tokens(50, 7), 9)
     parked = executor.submit(tokens(100), 3)
     executor.step()

@@ -1,6 +1,7 @@
 """Given / when / then of TensorRT-LLM's own end-to-end connector tests (contract-v2.md section 8), named as there.
 
-Overlap, refusals, retention and disaggregation are not the harness's yet.
+Refusals are in test_refusals, asking for replays and partial honour in test_replay and test_partial_honour. What is not here:
+the disaggregated prefill (there is no transceiver), and constructing the runtime's own managers.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ from tests.harness.test_device_reuse import tokens
 from tracekv.harness import Executor
 
 BLOCK = 32
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 
 
 def run(
-    model, prompt_length, new, *, mode, offered=0, chunk=None, forms=("flat", "grouped"), is_async=False, **answers
+    model,
+    prompt_length,
+    new,
+    *,
+    mode,
+    offered=0,
+    chunk=None,
+    forms=("flat", "grouped"),
+    is_async=False,
+    overlap=False,
+    **answers,
 ):
     recorder = Recorder({"get_num_new_matched_tokens": [(offered, is_async)], **answers})
-    executor = Executor(model, *recording_pair(recorder, forms), mode=mode, chunk_tokens=chunk)
+    executor = Executor(model, *recording_pair(recorder, forms), mode=mode, chunk_tokens=chunk, overlap=overlap)
     recorder.calls.clear()
     request = executor.submit(tokens(prompt_length), new)
     executor.run()
@@ -43,18 +55,20 @@ def finished(recorder):
     return call["args"][1]
 
 
+@LOOPS
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-def test_simple(mode, model):
-    recorder, executor, _ = run(model("llama"), 20, 8, mode=mode)
+def test_simple(mode, overlap, model):
+    recorder, executor, _ = run(model("llama"), 20, 8, mode=mode, overlap=overlap)
     assert len(flat(alloc(recorder))) == 1
     outputs = [call["args"][0] for call in recorder.of("build_connector_meta")]
     assert [(len(o["new_requests"]), len(o["cached_requests"])) for o in outputs] == [(1, 0), *[(0, 1)] * 7]
-    assert all(len(report["new_tokens"]) == 1 for is_new, report in recorder.reports() if not is_new)
+    delta = [len(report["new_tokens"]) for is_new, report in recorder.reports() if not is_new]
+    assert delta == [0 if overlap else 1, *[1] * 6]
     for method, count in {
         "start_load_kv": 8,
         "wait_for_save": 8,
         "get_num_new_matched_tokens": 1,
-        "get_finished": 8,
+        "get_finished": 8 + overlap,
     }.items():
         assert len(recorder.of(method)) == count
         assert executor.calls[("scheduler." if "matched" in method else "worker.") + method] == count
@@ -65,22 +79,26 @@ def test_simple(mode, model):
     assert len(flat(finished(recorder))) == 1
 
 
+@LOOPS
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-def test_async_onboard(mode, model):
-    recorder, _, request = run(model("llama"), 20, 8, mode=mode, offered=16, is_async=True, get_finished=[([], [1])])
-    assert [call["args"] for call in recorder.of("get_finished")] == [[[], [1]], *[[[], []]] * 8]
+def test_async_onboard(mode, overlap, model):
+    recorder, _, request = run(
+        model("llama"), 20, 8, mode=mode, offered=16, is_async=True, overlap=overlap, get_finished=[([], [1])]
+    )
+    assert [call["args"] for call in recorder.of("get_finished")] == [[[], [1]], *[[[], []]] * (8 + overlap)]
     assert len(request.output_tokens) == 8
     assert recorder.of("build_connector_meta")[0]["args"][0]["new_requests"] == []
     assert recorder.reports()[0][1]["computed_position"] == 16
 
 
+@LOOPS
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-def test_async_save(mode, model):
+def test_async_save(mode, overlap, model):
     recorder, executor, _ = run(
-        model("llama"), 20, 8, mode=mode, forms=("flat",), request_finished=[True],
-        get_finished=[*[([], [])] * 7, ([1], [])],
+        model("llama"), 20, 8, mode=mode, forms=("flat",), overlap=overlap, request_finished=[True],
+        get_finished=[*[([], [])] * (7 + overlap), ([1], [])],
     )  # fmt: skip
-    assert [call["args"] for call in recorder.of("get_finished")] == [*[[[], []]] * 7, [[1], []]]
+    assert [call["args"] for call in recorder.of("get_finished")] == [*[[[], []]] * (7 + overlap), [[1], []]]
     assert len(flat(finished(recorder))) == 1
     assert all(len(executor.cache.unheld(0)) == executor.cache.num_blocks for _ in executor.cache.pools)
 
@@ -98,16 +116,18 @@ def test_pages_under_an_asynchronous_save_stay_held(model):
     assert len(executor.cache.unheld(0)) == executor.cache.num_blocks
 
 
+@LOOPS
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-def test_scheduler_output(mode, model):
-    recorder, executor, _ = run(model("llama"), 48, 32, mode=mode)
+def test_scheduler_output(mode, overlap, model):
+    recorder, executor, _ = run(model("llama"), 48, 32, mode=mode, overlap=overlap)
     assert len(flat(alloc(recorder))) == 2
     reports = recorder.reports()
     assert len(reports) == 32
     assert (reports[0][1]["computed_position"], reports[0][1]["num_scheduled_tokens"]) == (0, 48)
-    for _, report in reports[1:]:
-        assert len(report["new_tokens"]) == 1
-        assert len(report["new_block_ids"]) == (report["computed_position"] % BLOCK == 0)
+    for number, (_, report) in enumerate(reports[1:]):
+        assert len(report["new_tokens"]) == (0 if overlap and number == 0 else 1)
+        assert report["num_scheduled_tokens"] == 1
+        assert len(report["new_block_ids"]) == ((report["computed_position"] + overlap) % BLOCK == 0)
     assert len(flat(finished(recorder))) == 3
 
     recorder.answers["get_num_new_matched_tokens"].append((8, False))
@@ -117,9 +137,10 @@ def test_scheduler_output(mode, model):
     assert recorder.reports()[0][1]["computed_position"] == 0
 
 
+@LOOPS
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-def test_chunked_context(mode, model):
-    recorder, _, _ = run(model("llama"), 256, 32, mode=mode, chunk=128)
+def test_chunked_context(mode, overlap, model):
+    recorder, _, _ = run(model("llama"), 256, 32, mode=mode, chunk=128, overlap=overlap)
     assert len(flat(alloc(recorder))) == {"v1": 8, "v2": 4}[mode]
     (is_new, first), (second_new, second) = recorder.reports()[:2]
     assert (is_new, first["computed_position"], first["num_scheduled_tokens"], len(first["new_tokens"])) == (
@@ -146,12 +167,13 @@ def test_prefix_is_asked_once(mode, model):
     assert request.honoured_tokens == request.py_num_connector_matched_tokens == 64
 
 
+@LOOPS
 @pytest.mark.parametrize("mode", ["v1", "v2"])
 @pytest.mark.parametrize("offered", [64, 192])
-def test_prefix_under_chunked_prefill(mode, offered, model):
-    recorder, _, _ = run(model("llama"), 256, 4, mode=mode, offered=offered, chunk=128)
+def test_prefix_under_chunked_prefill(mode, offered, overlap, model):
+    recorder, _, _ = run(model("llama"), 256, 4, mode=mode, offered=offered, chunk=128, overlap=overlap)
     assert [call["args"][1] for call in recorder.of("get_num_new_matched_tokens")] == [0]
-    reports = [report for _, report in recorder.reports() if report["computed_position"] < 256]
+    reports = [report for _, report in recorder.reports() if report["num_scheduled_tokens"] > 1]
     sizes = [report["num_scheduled_tokens"] for report in reports]
     assert max(sizes) <= 128
     assert sum(sizes) == 256 - offered
@@ -219,9 +241,10 @@ def test_vswa_reports_page_indices(model):
     assert live[0] <= 3 < live[1]
 
 
-def test_vswa_out_of_window_blocks(model):
+@LOOPS
+def test_vswa_out_of_window_blocks(overlap, model):
     driven = model("gemma3", sliding_window=64)
-    recorder, _, request = run(driven, 82, 64, mode="v2", forms=("grouped",))
+    recorder, _, request = run(driven, 82, 64, mode="v2", forms=("grouped",), overlap=overlap)
     sliding, full = finished(recorder)
     live = [slot for slot in sliding if slot >= 0]
     # h = P + N - 2 = 144, so floor((144 + 1 - 64) / 32) = 2 blocks have left the window.

@@ -156,7 +156,9 @@ class Requests:
 
     def free(self, request: Request, written: int | None = None, *, forget: bool = False) -> None:
         """Give a request's pages back, if it has any; on V2 the connector's reports of it begin anew."""
-        self._cache.free_resources(request, request.written_tokens if written is None else written, self.manager, forget)
+        self._cache.free_resources(
+            request, request.written_tokens if written is None else written, self.manager, forget
+        )
         self._left(request)
 
     def _end(self, request: Request, written: int) -> None:

@@ -149,9 +149,7 @@ class Executor:
         self._next_id = 1 + self._ranks.rank if attention_dp else 1
         self._forward.warm_up()
         if self._manager is not None:
-            bringup.refuse(
-                llm_args, self.cache, self._shape, policy=policy, attention_dp=attention_dp, version=version
-            )
+            bringup.refuse(llm_args, self.cache, self._shape, policy=policy, attention_dp=attention_dp, version=version)
             bringup.register(self._manager, self.cache, version)
             self._forward.hooks = (self._manager.layer_pre_hook, self._manager.layer_post_hook)
             self._forward.before_leaving = self._wait_for_save

@@ -61,7 +61,9 @@ class KvCacheConnectorManager:
     ) -> None:
         self._ranks: Collectives = collectives or OneRank()
         is_leader = enable_attention_dp or self._ranks.rank == 0
-        assert (scheduler is not None) == is_leader, "A scheduler is required on rank 0 and nowhere else (attention DP: on all)"
+        assert (scheduler is not None) == is_leader, (
+            "A scheduler is required on rank 0 and nowhere else (attention DP: on all)"
+        )
         if enable_attention_dp:
             self.validate_attention_dp(scheduler, worker)
         self.enable_attention_dp = enable_attention_dp
