@@ -49,7 +49,8 @@ def replay(
 
 
 def _print(result: Replay) -> None:
-    console = Console(highlight=False)
+    # A table that is cut to a narrow terminal is of no use: let the terminal wrap it.
+    console = Console(highlight=False, width=max(Console().width, 120))
     console.print(
         f"recorded {', '.join(dict.fromkeys(result.recorded))}, replayed {result.replayed} (seed {result.seed})"
     )
@@ -73,7 +74,7 @@ def _print(result: Replay) -> None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     return table
 
 
