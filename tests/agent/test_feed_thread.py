@@ -208,7 +208,7 @@ def test_large_amounts_are_exported_in_batches() -> None:
 def test_two_processes_spans_of_one_run_meet_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     for _ in range(2):
-        agent = start_agent(journal_of(the_run()), Settings(trace_file=str(path)))
+        agent = start_agent(journal_of(the_run()), Settings(agent="thread", trace_file=str(path)))
         assert agent is not None
         agent.close(10)
     roots = named(read_trace_file(path), "request")
@@ -219,7 +219,7 @@ def test_two_processes_spans_of_one_run_meet_in_one_file(tmp_path: Path) -> None
 
 def test_file_and_endpoint_are_both_served(sink: Sink, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    agent = start_agent(journal_of(the_run()), Settings(trace_file=str(path), detail="full"))
+    agent = start_agent(journal_of(the_run()), Settings(agent="thread", trace_file=str(path), detail="full"))
     assert agent is not None
     assert agent.close(10)
 
@@ -234,7 +234,7 @@ def test_a_hanging_endpoint_does_not_keep_the_file_waiting(
 ) -> None:
     sink.may_answer.clear()
     journal, path = journal_of(the_run()[:-1]), tmp_path / "trace.jsonl"
-    agent = closing(start_agent(journal, Settings(trace_file=str(path))))
+    agent = closing(start_agent(journal, Settings(agent="thread", trace_file=str(path))))
     assert sink.arrived.wait(10)
     journal.write(queried(8000, 8100, 9))
 
@@ -243,7 +243,7 @@ def test_a_hanging_endpoint_does_not_keep_the_file_waiting(
 
 
 def test_nothing_is_started_where_there_is_nowhere_to_export_to() -> None:
-    assert start_agent(MemoryJournal(16), Settings()) is None
+    assert start_agent(MemoryJournal(16), Settings(agent="thread")) is None
 
 
 def test_nothing_is_started_where_nobody_is_to_read(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_a_disabled_sdk_turns_off_the_endpoint_and_not_the_file(
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     path = tmp_path / "trace.jsonl"
 
-    assert start_agent(MemoryJournal(16), Settings()) is None
-    agent = start_agent(journal_of(the_run()), Settings(trace_file=str(path)))
+    assert start_agent(MemoryJournal(16), Settings(agent="thread")) is None
+    agent = start_agent(journal_of(the_run()), Settings(agent="thread", trace_file=str(path)))
     assert agent is not None
     agent.close(10)
     assert sink.requests == []
@@ -271,7 +271,7 @@ for name in ("opentelemetry", "google.protobuf", "requests"):
 from tracekv.agent import start_agent
 from tracekv.journal.memory import MemoryJournal
 from tracekv.settings import Settings
-settings = Settings(trace_file=sys.argv[1])
+settings = Settings(agent="thread", trace_file=sys.argv[1])
 print([start_agent(MemoryJournal(16), settings) for _ in range(2)])
 """
 
@@ -292,7 +292,7 @@ from tracekv.agent import start_agent
 from tracekv.journal.memory import MemoryJournal
 from tracekv.settings import Settings
 journal = MemoryJournal(64)
-agent = start_agent(journal, Settings())
+agent = start_agent(journal, Settings(agent="thread"))
 for record in the_run():
     journal.write(record)
 agent.close(2.0)
