@@ -39,6 +39,8 @@ def plain(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, set):
+        return {"set": sorted(value)}
     if hasattr(value, "request_id"):
         return {"req": value.request_id}
     if hasattr(value, "record_event"):
@@ -49,6 +51,16 @@ def plain(value):
 def raised(error):
     """An exception as the golden traces write it, but for the identifiers that its message names."""
     return {"type": type(error).__name__, "first_words": " ".join(str(error).split()[:4])}
+
+
+def named_in(error, golden):
+    """The facts of an exception, with the identifiers that the golden one names and this one does too."""
+    facts = raised(error)
+    if "names" in golden:
+        facts["names"] = [name for name in golden["names"] if name in str(error)]
+    if "groups" in golden:
+        facts["groups"] = golden["groups"] if f"{golden['groups']} layer groups" in str(error) else None
+    return facts
 
 
 class Recorder:

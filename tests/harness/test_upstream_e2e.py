@@ -6,6 +6,8 @@ the disaggregated prefill (there is no transceiver), and constructing the runtim
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -256,6 +258,28 @@ def test_vswa_out_of_window_blocks(overlap, model):
     bare = alone.submit(tokens(82), 64)
     alone.run()
     assert request.output_tokens == bare.output_tokens
+
+
+def retaining(model, mode, config):
+    recorder = Recorder()
+    executor = Executor(model, *recording_pair(recorder), mode=mode)
+    executor.submit(tokens(100), 33, kv_cache_retention_config=config)
+    executor.run()
+    return [report["priorities"] for _, report in recorder.reports()]
+
+
+def test_priorities(model, caplog):
+    ranges = [SimpleNamespace(token_start=0, token_end=64, priority=90)]
+    config = SimpleNamespace(token_range_retention_configs=ranges, decode_retention_priority=10)
+    # The next block that holds prompt tokens is 3, the first of generated tokens alone is 4.
+    v1 = retaining(model("llama"), "v1", config)
+    assert [priorities for priorities in v1 if priorities] == [[90, 90, 35, 35], [10]]
+    assert v1.count([]) == 31
+    assert not caplog.records
+    assert set(retaining(model("llama"), "v2", config)) == {None}
+    assert [entry.getMessage()[:37] for entry in caplog.records] == ["KvCacheRetentionConfig has no effect "]
+    for mode in ("v1", "v2"):
+        assert set(retaining(model("llama"), mode, None)) == {None}
 
 
 def test_v1_aborts_on_an_offer_of_the_whole_prompt_and_v2_clamps_it(model):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tests.harness.recording import plain, raised, scenario
+from tests.harness.recording import named_in, plain, scenario
 from tests.harness.test_golden_manager import Driver, comparable
 from tests.harness.two_threads import Blocked, on_two_ranks
 
@@ -19,16 +19,6 @@ SCENARIOS = [
     "h.flat_only_tp2",
     "h.alloc_raises_tp2",
 ]
-
-
-def named_in(error, golden):
-    """The facts of an exception, with the identifiers that the golden one names and this one does too."""
-    facts = raised(error)
-    if "names" in golden:
-        facts["names"] = [name for name in golden["names"] if name in str(error)]
-    if "groups" in golden:
-        facts["groups"] = golden["groups"] if f"{golden['groups']} layer groups" in str(error) else None
-    return facts
 
 
 def outcome(driver, step):

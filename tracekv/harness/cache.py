@@ -18,6 +18,9 @@ from tracekv.harness.rules import blocks_for, stale_blocks
 if TYPE_CHECKING:
     from tracekv.harness.manager import KvCacheConnectorManager
 
+#: Of a block for which a retention config says nothing.
+_DEFAULT_PRIORITY = 35
+
 
 @dataclass
 class Allocation:
@@ -95,6 +98,24 @@ class PagedCache(ABC):
     @abstractmethod
     def block_hashes(self, request: Request) -> list[int]:
         """The chain of a request's full blocks, or an empty list."""
+
+    def block_priorities(self, request: Request, ordinals: range) -> list[int]:
+        """Priority of each block by the request's retention config: its range's, else that of generated tokens, else 35.
+
+        Source: contract-v2.md section 8, priorities; the config's fields are the LLM API's.
+        """
+        config = request.kv_cache_retention_config
+        prompt = [
+            (part.token_start, request.prompt_len if part.token_end is None else part.token_end, part.priority)
+            for part in config.token_range_retention_configs
+        ]
+        found = []
+        for ordinal in ordinals:
+            first = ordinal * self.tokens_per_block
+            own = [priority for start, end, priority in prompt if start <= first < end]
+            generated = config.decode_retention_priority if first >= request.prompt_len else _DEFAULT_PRIORITY
+            found.append(own[0] if own else generated)
+        return found
 
     def history_moved(self, request: Request, history: int) -> None:
         """``history`` tokens are final: enter their blocks into the reuse tree, give back what left a window."""

@@ -5,12 +5,15 @@ Source: contract.md section 1.3; contract-v2.md section 11, points 10 to 15.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tracekv.contract import RequestData, SchedulerOutput
 from tracekv.harness.requests import CONTEXT_STATES, Batch, Request
+
+_log = logging.getLogger("tracekv.harness")
 
 
 class PageLists(Protocol):
@@ -22,6 +25,10 @@ class PageLists(Protocol):
 
     def block_hashes(self, request: Request) -> list[int]:
         """The cumulative chain of full blocks, or an empty list."""
+        ...
+
+    def block_priorities(self, request: Request, ordinals: range) -> list[int]:
+        """What the request's retention config says of some of its blocks; asked only where there are no lists per group."""
         ...
 
 
@@ -40,6 +47,7 @@ class DeltaReports:
 
     def __init__(self) -> None:
         self._reported: dict[int, _Reported] = {}
+        self._has_warned = False
 
     def reset(self, request_id: int) -> None:
         """Report the request as new again."""
@@ -67,12 +75,24 @@ class DeltaReports:
         output.cached_requests += [self._report(request, cache, external) for request in batch.generation]
         return output
 
+    def _priorities(self, request: Request, cache: PageLists, is_grouped: bool, ordinals: range) -> list[int] | None:
+        """Those of the new blocks; none without a retention config, and with lists per group (V2), which has no use for it."""
+        if request.kv_cache_retention_config is None:
+            return None
+        if not is_grouped:
+            return cache.block_priorities(request, ordinals)
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("KvCacheRetentionConfig has no effect with a KV connector on the V2 cache manager")
+        return None
+
     def _report(self, request: Request, cache: PageLists, external: Mapping[int, int]) -> RequestData:
         reported = self._reported.setdefault(request.request_id, _Reported())
         tokens = request.get_tokens(0)
         flat, by_group = cache.page_indices(request)
         lists = by_group or [flat]
         reported.blocks += [0] * (len(lists) - len(reported.blocks))
+        known = reported.blocks[0]
         new = [slots[seen:] for slots, seen in zip(lists, reported.blocks, strict=True)]
         new_tokens = tokens[reported.tokens :]
         reported.blocks = [max(seen, len(slots)) for slots, seen in zip(lists, reported.blocks, strict=True)]
@@ -92,7 +112,7 @@ class DeltaReports:
             computed_position=position,
             num_scheduled_tokens=scheduled,
             block_hashes=cache.block_hashes(request),
-            priorities=None,  # no retention config is honoured
+            priorities=self._priorities(request, cache, by_group is not None, range(known, len(lists[0]))),
             cache_salt=request.cache_salt,
             new_block_ids_by_layer_group=new if by_group else [],
         )

@@ -215,6 +215,7 @@ class Executor:
         client_id: int | None = None,
         trace_headers: Mapping[str, Any] | None = None,
         stop_tokens: Collection[int] | None = None,
+        kv_cache_retention_config: Any = None,
         is_dummy: bool = False,
     ) -> Request:
         """Queue a request; it ends after ``max_new_tokens`` greedily chosen tokens, or with one of ``stop_tokens``.
@@ -251,6 +252,7 @@ class Executor:
             stop_tokens=self._stop_tokens if stop_tokens is None else stop_tokens,
         )
         request.is_dummy_request = is_dummy
+        request.kv_cache_retention_config = kv_cache_retention_config
         self._scheduler.check(request)
         self._next_id += self._ranks.world if self._attention_dp else 1
         if (self._attention_dp or self._ranks.rank == 0) and not is_dummy:

@@ -295,8 +295,8 @@ class KvCacheConnectorManager:
 
         mine = (list(local.saving), list(local.loading))
         everywhere = [mine] if self.enable_attention_dp else self._ranks.allgather(mine)
-        done_saving = set.intersection(*(set(saving) for saving, _ in everywhere))
-        done_loading = set.intersection(*(set(loading) for _, loading in everywhere))
+        done_saving = set.intersection(*(set(each[0]) for each in everywhere))
+        done_loading = set.intersection(*(set(each[1]) for each in everywhere))
         # Sorted, since every rank frees pages in this order, and the leader's page slots count on every rank.
         for request_id in sorted(done_loading):
             request = local.loading.pop(request_id)
