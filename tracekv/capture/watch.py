@@ -150,6 +150,7 @@ class Watch(Observer):
             [*extents.pools, *(old for old in known if not any(extents.pools_between(old.start, old.end)))]
         )
         views = watch_views.watched(caches) if is_tensor else watch_views.watched_layout(caches)
+        watch_views.warm_up(self)
         watch_views.begin(self)
         self._has_news = True
         return views

@@ -78,6 +78,12 @@ def begin(watcher: Watcher | None) -> None:
     _watcher = watcher
 
 
+def warm_up(watcher: Watcher) -> None:
+    """Let torch import what the first operation under a mode needs: that takes seconds, and belongs to bring-up."""
+    with Mode(watcher):
+        torch.zeros(1)
+
+
 def enter() -> None:
     """Watch every operation of this thread, whatever the tensors, until :func:`leave`."""
     if _watcher is not None and _watching.mode is None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from tracekv.capture.classes import implemented_callbacks, trace
+from tracekv.capture.replay import DEFAULT_BLOCK_TOKENS
 from tracekv.connectors import Connector
 from tracekv.contract import RequestData, SchedulerOutput
 from tracekv.harness import bringup
@@ -95,6 +96,7 @@ class Driver:
     _memory: list[Any] = field(default_factory=list, init=False)
     _manager: _Manager = field(init=False)
     _after_forward: Callable[[], None] | None = field(default=None, init=False)
+    _block_tokens: int = field(default=DEFAULT_BLOCK_TOKENS, init=False)
     _groups: int = field(default=1, init=False)
     _stream: HostStream = field(default_factory=lambda: HostStream("replay"), init=False)
     _live: dict[int, Live] = field(default_factory=dict, init=False)
@@ -122,8 +124,9 @@ class Driver:
         self._memory = caches.memory
         self.has_shared_rows = caches.has_shared_rows
         assert self.life.register is not None
+        self._block_tokens = start.tokens_per_block or self.life.register.tokens_per_block or DEFAULT_BLOCK_TOKENS
         config = bringup.KvCacheConfig(
-            tokens_per_block=start.tokens_per_block or self.life.register.tokens_per_block or 32,
+            tokens_per_block=self._block_tokens,
             enable_block_reuse=True if start.has_block_reuse is None else start.has_block_reuse,
             enable_partial_reuse=bool(start.has_partial_reuse),
             use_kv_cache_manager_v2=self.life.is_v2,
@@ -193,7 +196,10 @@ class Driver:
         )
         offered, live.is_async = answer or (0, False)
         end = live.report.end if live.report is not None else request.prompt_len
-        live.honoured = max(0, min(offered if isinstance(offered, int) else 0, end - 1 - live.start))
+        # Only what the recorded pass has pages for can be honoured: to the last whole block before its end (contract-v2.md 1.3).
+        tokens_per_block = self._block_tokens
+        most = end - 1 if end >= request.prompt_len else (end - 1) // tokens_per_block * tokens_per_block
+        live.honoured = max(0, min(offered if isinstance(offered, int) else 0, most - live.start))
         request.honoured_tokens = live.honoured
         self._manager.commit_new_matched_tokens(request, live.honoured, live.is_async)
         if live.is_async:
