@@ -17,6 +17,7 @@ from tracekv.cli.dump import dump
 from tracekv.cli.record import record
 from tracekv.cli.replay import replay
 from tracekv.cli.store import store
+from tracekv.cli.test import put_to_the_test
 
 app = typer.Typer(
     name="tracekv",
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(doctor)
 app.command()(check)
+app.command("test")(put_to_the_test)
 app.command()(agent)
 app.command()(dump)
 app.command()(record)

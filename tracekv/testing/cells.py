@@ -26,6 +26,8 @@ class Ask:
         lora: ``lora_task_id``.
         image: Seed of an image at the prompt's start.
         has_hashes: The image comes with its hashes; without them its KV has no key.
+        is_dummy: What the runtime pads and warms up with: the connector isn't asked for it.
+        stops: It ends with its first token, whichever that is: in the overlap loop that is found out late.
         serving: ``some``: the story says nothing unless the connector serves tokens here; ``none``: it must not.
     """
 
@@ -35,6 +37,8 @@ class Ask:
     lora: int | None = None
     image: int | None = None
     has_hashes: bool = True
+    is_dummy: bool = False
+    stops: bool = False
     serving: Literal["any", "some", "none"] = "any"
 
     @property
@@ -61,6 +65,10 @@ class Ask:
             if self.has_hashes:
                 digest = hashlib.sha256(f"image {self.image}".encode()).digest()
                 options["multimodal_hashes"] = [[int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]]
+        if self.is_dummy:
+            options["is_dummy"] = True
+        if self.stops:
+            options["stop_tokens"] = list(range(VOCABULARY))
         return options
 
     def told(self, block: int) -> str:
@@ -71,7 +79,8 @@ class Ask:
         parts += [f"{name} {value}" for name, value in (("salt", self.salt), ("LoRA", self.lora)) if value is not None]
         if self.image is not None:
             parts.append(f"image {self.image}" + ("" if self.has_hashes else " without hashes"))
-        return f"{', '.join(parts)}, {self.new} to generate"
+        parts += ["a dummy"] * self.is_dummy
+        return f"{', '.join(parts)}, {'stops with its first token' if self.stops else f'{self.new} to generate'}"
 
 
 class Submit(NamedTuple):
@@ -96,11 +105,18 @@ class Cancel(NamedTuple):
     which: int
 
 
+class Destroy(NamedTuple):
+    """Take the pages of the request that was submitted so-and-so-manieth: it begins anew. ``forget``: on the device too."""
+
+    which: int
+    forget: bool = True
+
+
 class NewEngine(NamedTuple):
     """End the engine and start another: its device is empty."""
 
 
-Move = Submit | Run | Step | Cancel | NewEngine
+Move = Submit | Run | Step | Cancel | Destroy | NewEngine
 
 
 def told(moves: tuple[Move, ...], block: int) -> list[str]:
@@ -114,6 +130,9 @@ def told(moves: tuple[Move, ...], block: int) -> list[str]:
             lines.append(f"{move.passes} pass{'es' if move.passes > 1 else ''}")
         elif isinstance(move, Cancel):
             lines.append(f"request {move.which + 1} is cancelled")
+        elif isinstance(move, Destroy):
+            where = "; the device forgets its blocks" if move.forget else ""
+            lines.append(f"request {move.which + 1} loses its pages and begins anew{where}")
         elif isinstance(move, NewEngine):
             lines.append("the engine ends; another starts, its device empty")
         else:

@@ -122,7 +122,9 @@ class Kit:
             except Exception as error:  # an engine that doesn't start is the report's business
                 reason = f"the engine doesn't start: {type(error).__name__}: {_one_line(error)}"
                 return CellResult(cell.name, cell.what, Verdict.COULD_NOT_RUN, reason=reason)
-        result = judge(cell, played, references[: len(played.answers)], run, self._tolerance)
+        result = judge(
+            cell, played, references[: len(played.answers)], run, block=self._block, tolerance=self._tolerance
+        )
         return replace(result, notes=result.notes + notes)
 
     def _settings(self, cell: Cell, folder: Path) -> dict[str, str]:

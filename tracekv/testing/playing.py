@@ -6,10 +6,10 @@ import functools
 import inspect
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tracekv.testing.cells import VOCABULARY, Ask, Cancel, Cell, Move, NewEngine, Step, Submit
+from tracekv.testing.cells import VOCABULARY, Ask, Cancel, Cell, Destroy, Move, NewEngine, Step, Submit
 from tracekv.testing.tenants import of_its_tenant
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class Engines:
             self.step(move)
         elif isinstance(move, Cancel):
             self.cancel(move)
+        elif isinstance(move, Destroy):
+            self.engine.destroy(self._requests[move.which][1], forget=move.forget)
         elif isinstance(move, NewEngine):
             self.new_engine()
         else:
@@ -243,7 +245,7 @@ class References:
     def of(self, cell: Cell, ask: Ask, block: int, namespace: str | None = None) -> Answer:
         """The answer to compare with."""
         name = cell.name if namespace is None else namespace
-        key = (cell.preset, cell.mode, block, name, ask.pieces, ask.new, ask.salt, ask.lora, ask.image, ask.has_hashes)
+        key = (cell.preset, cell.mode, block, name, replace(ask, serving="any", is_dummy=False))
         if key not in self._known:
             self._known[key] = self._compute(cell, ask, block, name)
         return self._known[key]

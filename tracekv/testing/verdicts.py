@@ -97,7 +97,9 @@ def compare(answer: Answer, reference: Answer, tolerance: float) -> RequestLine:
     )
 
 
-def judge(cell: Cell, played: Played, references: Sequence[Answer], run: Recorded, tolerance: float) -> CellResult:
+def judge(
+    cell: Cell, played: Played, references: Sequence[Answer], run: Recorded, *, block: int, tolerance: float
+) -> CellResult:
     """The verdict on what was played and recorded."""
     lines = [
         compare(answer, reference, tolerance)
@@ -112,7 +114,7 @@ def judge(cell: Cell, played: Played, references: Sequence[Answer], run: Recorde
         *_wrongly_served(played),
         *(described(each) for each in _proved(findings)),
     ]
-    missing = "" if faults else _not_reached(cell, played, run)
+    missing = "" if faults else _not_reached(cell, played, run, block)
     verdict = Verdict.BROKEN if faults else Verdict.NOT_SUPPORTED if missing else Verdict.OK
     return CellResult(
         cell.name,
@@ -171,16 +173,20 @@ def _proved(findings: Sequence[Finding]) -> Iterator[Finding]:
             yield found
 
 
-def _not_reached(cell: Cell, played: Played, run: Recorded) -> str:
+def _not_reached(cell: Cell, played: Played, run: Recorded, block: int) -> str:
     served = any(answer.honoured_tokens for answer in played.answers)
     queries = run.of(QueryCall)
-    offered = {query.request_id: query.offered_tokens for query in queries}
+    offered: dict[int, list[int]] = {}
+    honoured: dict[int, list[int]] = {}
+    for query in queries:
+        offered.setdefault(query.request_id, []).append(query.offered_tokens)
+    for alloc in run.of(AllocCall):
+        honoured.setdefault(alloc.request_id, []).append(alloc.honoured_tokens or 0)
     happened = {
         "served": served,
         "parked": any(query.is_async for query in queries),
-        "unaligned": any(answer.device_tokens % 2 for answer in played.answers)
-        or any(answer.device_tokens for answer in played.answers),
-        "partial": any((a.honoured_tokens or 0) < offered.get(a.request_id, 0) for a in run.of(AllocCall)),
+        "unaligned": any(query.computed_tokens % block for query in queries),
+        "partial": any(sum(taken) < sum(offered.get(request, ())) for request, taken in honoured.items()),
         "replayed": any(count > 1 for count in Counter(query.request_id for query in queries).values()),
         "chunked": any(len(answer.passes) > 1 for answer in played.answers),
     }

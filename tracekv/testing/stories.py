@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from tracekv.testing.cells import Ask, Cancel, Cell, Move, NewEngine, Reached, Run, Step, Submit
+from tracekv.testing.cells import Ask, Cancel, Cell, Destroy, Move, NewEngine, Reached, Run, Step, Submit
 
 #: ``name -> (mode, layer groups)``.
 CACHES: dict[str, tuple[Literal["v1", "v2"], int]] = {"v1": ("v1", 1), "v2": ("v2", 1), "v2-groups2": ("v2", 2)}
@@ -136,20 +136,72 @@ class _Stories:
             serve(ask((1, 5, 7), (2, 2)), ask((3, 3, 1))), Step(2), reached=frozenset({"parked"}),
         )  # fmt: skip
         yield _Story(
-            "overlap", "the overlap loop: finishes come a pass late",
-            serve(ask((1, 4, 2)), ask((2, 3, 5), new=6)), new, serve(ask((1, 4, 2)), ask((2, 3, 5), new=6)),
-            options={"overlap": True}, needs=("overlap",), reached=SERVED,
+            "graph-replay", "passes that only generate call no per-layer hook",
+            serve(ask((1, 4, 2), new=self.block)), new, serve(ask((1, 4, 2), new=self.block)),
+            options={"graph_replay": True}, reached=SERVED,
         )  # fmt: skip
+        yield _Story(
+            "dummies", "requests that the runtime pads with, beside real ones: never asked for, never stored",
+            serve(ask((1, 4, 2)), ask((2, 3, 2), is_dummy=True)), new,
+            serve(ask((1, 4, 2)), ask((2, 3, 2), is_dummy=True)), serve(ask((2, 3, 2), serving="none")), reached=SERVED,
+        )  # fmt: skip
+        yield _Story(
+            "partial", "there are pages for a part of what is offered",
+            serve(ask((1, 7, 3))), new, serve(ask((1, 7, 3), serving="some")), mode="v2",
+            options={"chunk_tokens": 2 * self.block, "grow_limit": 1}, reached=frozenset({"partial", "served"}),
+        )  # fmt: skip
+        yield _Story(
+            "unhonoured", "there are pages for nothing of what is offered",
+            serve(ask((1, 7, 3))), new, serve(ask((1, 7, 3))), mode="v2",
+            options={"chunk_tokens": self.block, "grow_limit": 0}, reached=frozenset({"partial"}),
+        )  # fmt: skip
+        for loop in ("", "overlap-"):
+            options = {"overlap": True} if loop else {}
+            yield from self.ends(loop, options)
+
+    def ends(self, loop: str, options: dict[str, Any]) -> Iterator[_Story]:
+        """How requests end or begin anew, in either loop."""
+        ask, new = self.ask, NewEngine()
+        if loop:
+            yield _Story(
+                "overlap", "the overlap loop: finishes come a pass late",
+                serve(ask((1, 4, 2)), ask((2, 3, 5), new=6)), new, serve(ask((1, 4, 2)), ask((2, 3, 5), new=6)),
+                options=options, reached=SERVED,
+            )  # fmt: skip
+            yield _Story(
+                "overlap-stop", "a stop that is found out late: request_finished comes twice, or with empty lists",
+                serve(ask((1, 4, 2), stops=True), ask((2, 3, 5), new=6)), new, serve(ask((1, 4, 2), stops=True)),
+                options=options, reached=SERVED,
+            )  # fmt: skip
+            yield _Story(
+                "overlap-parked", "parked loads in the overlap loop",
+                serve(ask((1, 5, 7))), new, serve(ask((1, 5, 7), serving="some"), ask((3, 3, 1))),
+                options=options, reached=frozenset({"parked"}),
+            )  # fmt: skip
         for name, what, before in (
             ("waiting", "a request is cancelled before its first pass", ()),
             ("prefill", "a request is cancelled between two chunks", (Step(2),)),
             ("decode", "a request is cancelled while it generates", (Step(6),)),
         ):
             yield _Story(
-                f"cancel-{name}", what,
+                f"{loop}cancel-{name}", what,
                 Submit(ask((1, 5, 2), new=12)), *before, Cancel(0), Step(2), serve(ask((2, 4, 1))), new,
                 serve(ask((1, 5, 2))), serve(ask((2, 4, 1))),
-                options={"chunk_tokens": 2 * self.block}, needs=("cancel",),
+                options={"chunk_tokens": 2 * self.block, **options},
+            )  # fmt: skip
+        yield _Story(
+            f"{loop}cancel-parked", "a request is cancelled while it is loaded: its pages may go at once",
+            serve(ask((1, 5, 2))), new, Submit(ask((2, 2, 1), new=8)), Submit(ask((1, 5, 2))), Step(1), Cancel(2),
+            Run(), serve(ask((1, 5, 2))), options=options, reached=frozenset({"parked"}),
+        )  # fmt: skip
+        for name, what, passes in (
+            ("prefill", "an allocation is destroyed between two chunks, and the request begins anew", 2),
+            ("decode", "an allocation is destroyed while the request generates, and it begins anew", 8),
+        ):
+            yield _Story(
+                f"{loop}replay-{name}", what,
+                Submit(ask((1, 5, 2), new=12)), Step(passes), Destroy(0), Run(), new, serve(ask((1, 5, 2), new=12)),
+                mode="v2", options={"chunk_tokens": 2 * self.block, **options}, reached=frozenset({"replayed"}),
             )  # fmt: skip
 
     def tenants(self) -> Iterator[_Story]:
