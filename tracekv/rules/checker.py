@@ -108,8 +108,9 @@ class Checker:
     # -- from events to findings ----------------------------------------------------------------------------------------
 
     def _tell(self, name: str, event: Any) -> None:
+        removed = self.removed
         for rule, method in self._listeners.get(name, ()):
-            if rule.id in self.removed:
+            if removed and rule.id in removed:
                 continue
             try:
                 for hit in method(event):

@@ -80,8 +80,6 @@ class LeaderRecords(Core):
             request.parked_ns = record.ended_ns
             run.waiting[request.request_id] = request
             self._list_pages(run, source, record, request, request.pages, 0, ())
-        else:
-            request.add_slots(record.pages)
 
     def _build(self, source: Source, record: BuildCall) -> None:
         run = self._run(source)

@@ -113,7 +113,7 @@ class Limits:
     silent_ns: int = 300_000_000_000
     noticed_ns: int = 100_000_000
     queued_ns: int = 50_000_000
-    io_in_query_ns: int = 1_000_000
+    io_in_query_ns: int = 5_000_000
     recompute_factor: float = 2.0
     recompute_floor_ns: int = 50_000_000
     bounded_lookups: int = 8

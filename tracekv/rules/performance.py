@@ -9,6 +9,9 @@ from tracekv.journal.vocabulary import Direction
 from tracekv.rules.events import Moved, Polled, Query, Returned, Settled, Start
 from tracekv.rules.model import Hit, Rule, Severity
 
+#: The share of a query that its store operations take at least.
+_FILLS = 0.8
+
 
 class IoInQuery(Rule):
     """A query does no I/O.
@@ -30,11 +33,13 @@ class IoInQuery(Rule):
         inside = [
             each
             for each in event.source.operations
-            if each.started_ns >= record.started_ns and each.ended_ns <= record.ended_ns
+            if each.started_ns >= record.started_ns
+            and each.ended_ns <= record.ended_ns
+            and each.request_id in (None, record.request_id)
         ]
         # A background thread's operation may lie within by chance, but not fill it.
         io_ns = sum(each.ended_ns - each.started_ns for each in inside)
-        if inside and io_ns * 2 > took:
+        if inside and io_ns > took * _FILLS:
             yield self.finding(record, *inside[:8], took_ns=took, io_ns=io_ns, operations=len(inside))
 
 

@@ -61,7 +61,7 @@ class Request:
     Attributes:
         is_whole: Everything since its query was seen; else nothing is concluded from what is absent.
         computed: Prompt tokens that the device supplied, at the query.
-        pages: Page slots by layer group and block ordinal, as reported; ``slots`` the same as sets, those of the alloc too.
+        pages: Page slots by layer group and block ordinal, as reported; ``slots`` the same as sets.
         lost_pages: Some of them were given to another request.
         queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
         shared: Blocks at the front that the device supplied: others may hold their pages too.

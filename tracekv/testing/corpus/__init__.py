@@ -18,7 +18,13 @@ __all__ = ["CLEAN", "FAULTS", "LIMITS", "Fault", "judge", "play", "record", "run
 #: All plays are entered by their modules.
 _MODULES = (clean, metadata, offers, pages, pairing, sharing)
 #: Wide budgets of time, so that a busy machine is not taken for a fault: the plays about time overrun these too.
-LIMITS = Limits(query_ns=1_000_000_000, get_finished_ns=1_000_000_000, recompute_floor_ns=1_000_000_000)
+LIMITS = Limits(
+    query_ns=1_000_000_000,
+    get_finished_ns=1_000_000_000,
+    noticed_ns=1_000_000_000,
+    io_in_query_ns=50_000_000,
+    recompute_floor_ns=1_000_000_000,
+)
 
 
 def judge(records: list[tuple[str, Record]]) -> list[Finding]:

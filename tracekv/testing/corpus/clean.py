@@ -28,6 +28,8 @@ def _traffic(stage: Stage, leader: type = Leader, worker: type = Follower, **opt
         stage.serve(engine, prompt, cache_salt="tenant")
         stage.serve(engine, prompt, lora_task_id=7)
         engine.shutdown()
+    if stage.errors:  # an engine that died early has nothing to be named
+        raise stage.errors[0]
 
 
 @clean

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from time import perf_counter_ns, sleep
+from time import sleep
 from typing import Any
 
-from tracekv.journal.vocabulary import Direction
+from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.testing.corpus.correct import (
     Follower,
     KeepingFollower,
     KeepingLeader,
     Leader,
     Move,
-    ParkingFollower,
-    ParkingLeader,
 )
 from tracekv.testing.corpus.stage import Stage
 from tracekv.testing.corpus.table import fault
@@ -275,21 +273,19 @@ def loads_into_a_page_that_was_given_away(stage: Stage) -> None:
     stage.play(tape)
 
 
-@fault("P3")
+@fault("P3", "records")
 def notices_a_finished_load_late(stage: Stage) -> None:
-    """A load is done, and get_finished names it a quarter of a second later."""
-
-    class Sluggish(ParkingFollower):
-        waiting: Any = ()
-        since = 0
-
-        def get_finished(self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]) -> Any:
-            if started_loading_req_ids:
-                self.waiting, self.since = list(started_loading_req_ids), perf_counter_ns()
-            if self.waiting and perf_counter_ns() - self.since > 250_000_000:
-                done, self.waiting = self.waiting, []
-                return [], done
-            sleep(0.01)
-            return [], []
-
-    stage.twice(ParkingLeader, Sluggish)
+    """A load is done, and get_finished names it two seconds later."""
+    tape = Tape()
+    tape.query(1, 100, 0, 96, is_async=True)
+    tape.alloc(1, 96, [[1, 2, 3, 4]])
+    tape.build()
+    tape.bind()
+    tape.transfer(Direction.LOAD, 1, [1, 2, 3])
+    tape.worker(Callback.START_LOAD_KV)
+    tape.polled(loading=[1])
+    tape.idle(ms=2000)
+    tape.polled(loaded=[1])
+    tape.build([(1, 96, 4, 100, [[1, 2, 3, 4]])])
+    tape.forward()
+    stage.play(tape)
