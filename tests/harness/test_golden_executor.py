@@ -13,9 +13,15 @@ from tests.harness.recording import Recorder, prompt, recording_pair, scenario
 from tests.harness.test_golden_manager import LOOPS, comparable
 from tracekv.harness import Executor
 
-SCHEDULER_FORMS = {"d": ("grouped",)}
-MODES = {"a": "v1", "b": "v1", "c1": "v2", "c2": "v2", "d": "v2", "e1": "v1", "e2": "v2"}
-CHUNKS = {"b": 128, "c1": 128, "c2": 128}
+SCHEDULER_FORMS = {"d": ("grouped",), "c3": ("flat",)}
+MODES = {
+    "a": "v1", "b": "v1", "c1": "v2", "c2": "v2", "c3": "v2", "c.retention": "v2", "d": "v2", "e1": "v1", "e2": "v2",
+    "f1": "v2", "i1": "v2",
+}  # fmt: skip
+CHUNKS = {"b": 128, "c1": 128, "c2": 128, "c3": 128, "f1": 32}
+OPTIONS = {"f1": {"grow_limit": 0}}
+#: f1 stops in the middle of the prompt.
+STEPS = {"f1": 4}
 #: e2 asks request 2 first; ids follow the order of submission, so there they are exchanged.
 ORDERS = {"e2": {1: 2, 2: 1}}
 
@@ -44,6 +50,7 @@ class Renamer:
         self._pages = defaultdict(Renaming)
         self._hashes = Renaming()
         self._reported = defaultdict(int)
+        self._prompts = {}
 
     def __call__(self, ours, theirs):
         """``ours`` in the names of ``theirs`` as far as they are names; everything else stays as it is."""
@@ -59,7 +66,12 @@ class Renamer:
             args[0] = {**args[0]}
             for part in ("new_requests", "cached_requests"):
                 pairs = zip(args[0][part], theirs["args"][0][part], strict=False)
+                if part == "new_requests":
+                    for report in args[0][part]:  # a replay begins anew; the trace names its tokens from 900 on again
+                        self._reported[report["request_id"]] = 0
                 args[0][part] = [self.report(*pair) for pair in pairs] if args[0][part] else []
+                if part == "new_requests":
+                    self._prompts |= {report["request_id"]: len(report["new_tokens"]) for report in args[0][part]}
         return {**ours, "args": args}
 
     def pages(self, group, ours, theirs):
@@ -86,7 +98,9 @@ class Renamer:
         for token in report["new_tokens"]:
             at = self._reported[request_id]
             assert token == request.get_tokens(0)[at]
-            generated = at - request.prompt_len
+            generated = at - self._prompts.get(request_id, request.orig_prompt_len)
+            if request_id in self._prompts and at < self._prompts[request_id]:
+                generated = at - request.orig_prompt_len
             tokens.append(token if generated < 0 else request_id * 1000 + 900 + generated)
             self._reported[request_id] += 1
         return tokens
@@ -109,7 +123,9 @@ def test_the_executor_lets_the_calls_of_the_golden_trace_through(name, model):
         worker = recording_pair(recorder, ("grouped",))[1]
     preset = "gemma3" if name == "d" else "llama"
     driven = model(preset, vocab_size=3000, **({"sliding_window": 64} if name == "d" else {}))
-    executor = Executor(driven, scheduler, worker, mode=MODES[name], chunk_tokens=CHUNKS.get(name))
+    executor = Executor(
+        driven, scheduler, worker, mode=MODES[name], chunk_tokens=CHUNKS.get(name), **OPTIONS.get(name, {})
+    )
     if "wait_for_initialization" in answers:
         assert recorder.calls.pop()["m"] == golden.pop(0)["m"]
     recorder.calls.clear()
@@ -124,7 +140,14 @@ def test_the_executor_lets_the_calls_of_the_golden_trace_through(name, model):
         for ours, request in requests.items():
             request.request_id = order[ours]
         requests = {request.request_id: request for request in requests.values()}
-    executor.run()
+    if name == "i1":
+        for _ in range(3):
+            executor.step()
+        executor.destroy(requests[1], forget=True)
+    for _ in range(STEPS.get(name, 0)):
+        executor.step()
+    if name not in STEPS:
+        executor.run()
 
     hooks = ("wait_for_layer_load", "save_kv_layer")
     got = [call for call in comparable(recorder.calls) if name == "a" or call["m"] not in hooks]

@@ -153,6 +153,7 @@ class Driver:
                 self.requests[request_id].context_chunk_size = widths[0]
         self.widths = {request_id: list(widths) for request_id, (_, _, widths) in self.loop.items()}
         self.batch = Batch()
+        self.freed = []
         prepare(name, self)
 
     def argument(self, value):
@@ -198,6 +199,10 @@ class Driver:
             self.cache.lists[args[0].request_id] = [list(ids) for ids in (args[2] if len(args) > 2 else [args[1]])]
         elif verb == "reset_request_state" and args[0].output_tokens:
             args[0].reset_for_recompute()
+        elif verb == "request_finished" and not returned:
+            self.freed.append(args[0].request_id)
+        elif verb == "get_finished":
+            self.freed += [request.request_id for request in returned]
         elif verb == "wait_for_save":
             self.forward_done()
 
@@ -269,6 +274,8 @@ def facts_of(name, driver):
         "py_num_connector_matched_tokens": lambda: driver.requests[1].py_num_connector_matched_tokens,
         "still registered as loading": lambda: 1 in manager.new_async_requests.loading,
         "after request_finished": lambda: manager.should_add_sequence(driver.requests[1]),
+        "freed": lambda: sorted(driver.freed),
+        "requests still kept by the output manager": lambda: manager._reports.kept,
         "entries left": lambda: list(manager.finished_async_loading_requests),
     }
 

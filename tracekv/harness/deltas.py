@@ -49,6 +49,11 @@ class DeltaReports:
         self._reported: dict[int, _Reported] = {}
         self._has_warned = False
 
+    @property
+    def kept(self) -> list[int]:
+        """The ids of which something is remembered; on V1 nothing ever forgets one (contract.md section 1.8)."""
+        return sorted(self._reported)
+
     def reset(self, request_id: int) -> None:
         """Report the request as new again."""
         self._reported.pop(request_id, None)
