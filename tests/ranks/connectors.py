@@ -17,6 +17,14 @@ STORE = {}
 MemoryScheduler, MemoryWorker = memory_pair(STORE)
 
 
+class DataParallelScheduler(MemoryScheduler):
+    supports_attention_dp = True
+
+
+class DataParallelWorker(MemoryWorker):
+    supports_attention_dp = True
+
+
 class SpoilsOnRank1(MemoryWorker):
     """Loads zeros in place of rank 1's share of the KV."""
 

@@ -22,7 +22,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """An engine and its requests: the same on every rank.
+    """An engine and its requests: the same on every rank; with attention data parallelism, which is an option of the executor,
+    each rank has its share of every round's prompts, dealt out in turn.
 
     Attributes:
         rounds: The prompts of a round are submitted together; a round begins when the one before it is done.
@@ -32,6 +33,8 @@ class RankJob:
         scheduler, worker: The connector's classes, ``package.module:Class``; both None: no connector.
         traced: Trace them with :func:`tracekv.trace`; the session ends with the job.
         environ: Variables that are set while the job runs.
+        drive: ``package.module:function``, called with the executor and a round's requests once they are submitted: it may run
+            passes, cancel and destroy; what it leaves is run to its end.
         observe: ``package.module:function``, called with the executor when all is done; its answer (picklable) is
             :attr:`RankResult.observed`.
     """
@@ -46,6 +49,7 @@ class RankJob:
     worker: str | None = None
     traced: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
+    drive: str | None = None
     observe: str | None = None
 
 

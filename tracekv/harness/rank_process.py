@@ -88,12 +88,18 @@ def _run(job: RankJob, ranks: GlooRanks) -> RankResult:
         model = load_model(job.checkpoint) if job.checkpoint else build_model(job.preset, job.seed, **job.model_options)
         options = dict(job.executor_options)
         if ranks.world > 1:
-            keep_heads(model, ranks.rank, ranks.world, ranks.add_up)
+            if not options.get("attention_dp"):
+                keep_heads(model, ranks.rank, ranks.world, ranks.add_up)
             options["collectives"] = ranks
         executor = Executor(model, *_connector(job), **options)
+        drive = _named(job.drive) if job.drive else None
         requests: list[Request] = []
         for prompts in job.rounds:
-            requests += [executor.submit(p.tokens, p.max_new_tokens, **p.options) for p in prompts]
+            mine = prompts[ranks.rank :: ranks.world] if options.get("attention_dp") else prompts
+            submitted = [executor.submit(p.tokens, p.max_new_tokens, **p.options) for p in mine]
+            requests += submitted
+            if drive is not None:
+                drive(executor, submitted)
             executor.run()
         executor.shutdown()
         observed = _named(job.observe)(executor) if job.observe else None
