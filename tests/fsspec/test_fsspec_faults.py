@@ -240,23 +240,29 @@ def test_a_manifest_that_cant_be_read_now_is_read_later(configure, faulty, engin
 
 
 def test_a_refresh_that_fails_is_said_once_and_tried_again(configure, faulty, engine_of, caplog):
-    configure(url="faulty://kv", refresh_ms=10)
+    configure(url="faulty://kv", refresh_ms=10, read_deadline_ms=10)
     engine = engine_of()
     catalog = engine.scheduler._engine.stager.catalog
-    failed = threading.Semaphore(0)
+    failed, worked = threading.Semaphore(0), threading.Event()
+    refresh = catalog.refresh
 
-    def before(operation, path):
-        if operation == "list":
+    def watched():
+        try:
+            found = refresh()
+        except Exception:
             failed.release()
-            raise ConnectionResetError(104, "reset")
+            raise
+        worked.set()
+        return found
 
-    faulty.before = staticmethod(before)
+    catalog.refresh = watched
+    faulty.before = failing(ConnectionResetError(104, "reset"), "list")
     for _ in range(4):
         assert failed.acquire(timeout=20)
     assert len([record for record in caplog.records if "can't be refreshed" in record.message]) == 1
-    writer_done = threading.Event()
-    faulty.before = staticmethod(lambda operation, path: writer_done.set() if operation == "list" else None)
-    assert writer_done.wait(20)
+    faulty.before = staticmethod(lambda operation, path: None)
+    worked.clear()
+    assert worked.wait(20)
     assert catalog._thread.is_alive()
 
 
