@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from tests.views.sample_run import allocated, call, dropped, finished, looked_up, polled, queried, stored
 from tests.views.test_any_stream import EVERYTHING as USUAL
+from tracekv import rules
 from tracekv.journal.records import (
     CallCounts,
     CancelLoadCall,
     Drop,
     Enqueued,
+    Finding,
     Prefetch,
     Record,
     SettingsSeen,
     TracingReduced,
 )
 from tracekv.journal.vocabulary import Callback, Direction, DropReason, MissReason, Operation, Outcome, PrefetchFate
+
+RULES = [*(rule.id for rule in rules.RULES), "L2", "L3", "L4", "L5", "L6", "L7", "L8"]
+SEVERITIES = ["violation", "suspect", "problem", "advice", "note"]
 
 EVERYTHING: list[Record] = [
     SettingsSeen(b"\x0a\x0b"),
@@ -34,5 +39,13 @@ EVERYTHING: list[Record] = [
     polled(7320, 7330, answer="tuple", loading_given=[20]),
     *(call(callback, 7400, 7410, 4) for callback in Callback),
     CallCounts(5, 7500, 7600, [(Callback.GET_FINISHED, 3, 30, 12)]),
+    queried(7610, 7620, 21),
+    *(
+        Finding(7630, rule, severity, "scheduler.get_num_new_matched_tokens", "said", 21, 4, rule)
+        for rule in RULES
+        for severity in SEVERITIES
+    ),
+    Finding(7640, "S14", "suspect", "runtime", "said", 999_999, 0),
+    Finding(7650, "L3", "problem", "kv_cache_config.enable_block_reuse", "said"),
     TracingReduced(7700, is_reduced=True, cost_ppm=41_000, limit_ppm=30_000),
 ]

@@ -134,14 +134,15 @@ def test_start_load_kv_and_wait_for_save_carry_what_was_reported_within_them() -
     assert (saves["tracekv.layer_group.ids"], saves["tracekv.layer_group.bytes"]) == ([0], [100])
 
 
-def test_the_least_trusted_source_of_what_moved_is_named() -> None:
+def test_the_best_source_of_what_moved_is_named_and_counted_alone() -> None:
     moves = [
         transferred(Direction.LOAD, 0, [1], 100, 1500, 1510, source=source)
         for source in (Source.REPORTED, Source.PLANNED, Source.OBSERVED)
     ]
     span = only(spans_of([*bring_up(), built(), *moves, call(Callback.START_LOAD_KV, 1490, 1570)]), "start_load_kv")
 
-    assert span.attributes["tracekv.source"] == "planned"
+    assert span.attributes["tracekv.source"] == "reported"
+    assert span.attributes["tracekv.bytes"] == 100
 
 
 def test_full_detail_is_a_span_per_layer_and_hook() -> None:

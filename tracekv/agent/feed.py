@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
-from tracekv.journal.records import ProcessStarted, Record
+from tracekv.agent.rules import Rules
+from tracekv.journal.records import Finding, ProcessStarted, Record
 from tracekv.settings import Settings
 from tracekv.views.model import Attributes, AttributeValue, Span
 from tracekv.views.sampling import Callers, Sampler
@@ -72,8 +73,14 @@ class Feed:
         sampler: Sampler | None = None,
         callers: Callers | None = None,
         views: Sequence[View] = (),
+        rules: Rules | None = None,
+        name: str = "",
         guard: Guard | None = None,
     ) -> None:
+        #: What the rules have found about this process since the owner looked last.
+        self.findings: list[Finding] = []
+        self._rules = rules
+        self._name = name
         self.resource: Attributes = dict(resource)
         self.view = SpanView(
             detail=settings.detail,
@@ -98,11 +105,23 @@ class Feed:
         for view in self._views:
             self._guard(view.feed, record)
         made = self._guard(self.view.feed, record)
-        return spans + made if made else spans
+        spans = spans + made if made else spans
+        if self._rules is not None:
+            for found in self._guard(self._rules.feed, self._name, record) or ():
+                spans += self._find(found)
+        return spans
+
+    def _find(self, found: Finding) -> list[Span]:
+        self.findings.append(found)
+        for view in self._views:
+            self._guard(view.feed, found)
+        return self._guard(self.view.feed, found) or []
 
     def lost(self, count: int) -> None:
         """``count`` records were overwritten unread."""
         self._guard(self.view.lost, count)
+        if self._rules is not None:
+            self._guard(self._rules.lost, self._name, count)
         for view in self._views:
             self._guard(view.lost, count)
 

@@ -20,6 +20,7 @@ from tracekv.journal.records import (
     BuildCall,
     Call,
     Drop,
+    Finding,
     FinishCall,
     Lookup,
     Record,
@@ -40,6 +41,8 @@ _LEVELS = {
 #: Lines of one kind within an interval; further ones are counted.
 LINES = 10
 INTERVAL_S = 60.0
+#: Severities of findings that get a line.
+_WARNED = {"violation", "suspect", "problem"}
 _ANSWERS = {Outcome.OK, Outcome.EXISTS, Outcome.MISSING}
 
 
@@ -164,6 +167,13 @@ class LogListener:
                     else "calls are recorded again"
                 )
                 self._warn(source, what, None, cost_ppm=record.cost_ppm, limit_ppm=record.limit_ppm)
+            case Finding():
+                self._totals["findings"] += 1
+                if record.severity in _WARNED:
+                    self._warn(
+                        source, f"rule {record.rule}", record.request_id, severity=record.severity, what=record.what,
+                        subject=record.subject, step=record.step, caused_by=record.caused_by,
+                    )  # fmt: skip
             case Lookup():
                 self._totals["lookups"] += 1
                 self._totals["offered_tokens"] += record.offered_tokens

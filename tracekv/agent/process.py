@@ -14,6 +14,7 @@ from tracekv.agent.exporters import Exporter
 from tracekv.agent.feed import Guard
 from tracekv.agent.listeners import Listener
 from tracekv.agent.lock import AgentLock
+from tracekv.agent.rules import Rules
 from tracekv.agent.source import Source
 from tracekv.agent.state import StateFile, remove_orphans
 from tracekv.journal.directory import journal_files
@@ -69,6 +70,7 @@ class Agent:
         self._stays = stays
         self._grace_s = grace_s
         self._callers = Callers()
+        self._rules = Rules()
         self._guard = Guard()
         self._sources: dict[str, Source] = {}
         #: Files that need no further look: read to their end, or not ours to read.
@@ -141,6 +143,7 @@ class Agent:
             self._guard(source.answer)
             if source.is_done:
                 self._forget(source)
+        self._guard(self._rules.tick, horizon_ns)
         for listener in self._listeners:
             self._guard(listener.tick)
         return sum(counts)
@@ -187,6 +190,7 @@ class Agent:
             sampler=self._sampler,
             callers=self._callers,
             listeners=self._listeners,
+            rules=self._rules,
             guard=self._guard,
         )
 

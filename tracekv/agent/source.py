@@ -14,6 +14,7 @@ from pathlib import Path
 from tracekv.agent.exporters import Done, Exporter
 from tracekv.agent.feed import Feed, Guard
 from tracekv.agent.listeners import Listener
+from tracekv.agent.rules import Rules
 from tracekv.agent.state import ENDED, START, Mark, StateFile
 from tracekv.journal.layout import detail_of
 from tracekv.journal.process import boot_id
@@ -60,6 +61,7 @@ class Source:
         sampler: Sampler,
         callers: Callers,
         listeners: Sequence[Listener],
+        rules: Rules,
         guard: Guard,
     ) -> None:
         self.path: Path = reader.path
@@ -74,7 +76,8 @@ class Source:
         self._guard = guard
         self._detail = settings.detail
         self._listeners = listeners
-        self._feed = Feed(settings, resource, sampler=sampler, callers=callers, guard=guard)
+        name = reader.facts.process_id.hex()
+        self._feed = Feed(settings, resource, sampler=sampler, callers=callers, rules=rules, name=name, guard=guard)
         self._cursor = 0
         #: (sequence, record, records lost before it): read, and not yet viewed.
         self._pending: deque[tuple[int, Record, int]] = deque()
@@ -152,6 +155,9 @@ class Source:
             if sequence >= self._fed or type(record) in _EXPLAINS:
                 fresh.append(record)
             self._batch += feed.take(record)
+            if feed.findings:
+                found, feed.findings = feed.findings, []
+                fresh += found if sequence >= self._fed else ()
             self._viewed = sequence + 1
             if len(self._batch) >= BATCH:
                 self._deliver(Mark(self._viewed))

@@ -11,6 +11,7 @@ from typing import Protocol
 from tracekv.agent.exporters import Exporter
 from tracekv.agent.feed import Feed, Guard, View
 from tracekv.agent.listeners import Listener
+from tracekv.agent.rules import Rules
 from tracekv.journal.layout import detail_of
 from tracekv.journal.reader import RingReader
 from tracekv.journal.records import Record
@@ -60,8 +61,14 @@ class FeedThread:
         self._exporters = exporters
         self._detail = settings.detail
         self._guard = Guard()
+        self._rules = Rules()
         self._feed = Feed(
-            settings, resource or {"service.name": "tracekv"}, sampler=sampler, views=views, guard=self._guard
+            settings,
+            resource or {"service.name": "tracekv"},
+            sampler=sampler,
+            views=views,
+            rules=self._rules,
+            guard=self._guard,
         )
         self._cursor = 0
         self._batch: list[Span] = []
@@ -120,6 +127,7 @@ class FeedThread:
                 self._changed.wait_for(lambda: self._is_closing or self._wanted > self._done, _INTERVAL_S)
                 is_closing, wanted = self._is_closing, self._wanted
             self._guard(self._read)
+            self._guard(self._rules.tick, perf_counter_ns())
             self._batch += self._feed.expire(perf_counter_ns())
             for listener in self._listeners:
                 self._guard(listener.tick)
@@ -142,6 +150,7 @@ class FeedThread:
                 self._feed.lost(lost)
             for record in records:
                 self._batch += self._feed.take(record)
+                self._feed.findings.clear()  # its views have seen them
                 if len(self._batch) >= _BATCH:
                     self._export()
             if not records or (self._is_closing and monotonic() > self._close_by):

@@ -383,12 +383,14 @@ class Enqueued(Record, tag=45):
 
 
 class Finding(Record, tag=50):
-    """What was found at start-up about the engine's arguments or the connector's code (rules L2-L8), or by ``tracekv doctor``.
+    """A rule was broken. Those about the engine's arguments and the connector's code (L2-L8) are written at bring-up; those of the
+    contract are made by whoever reads, and go the way of any record through the views.
 
     Attributes:
-        rule: Stable id of the rule or check.
-        severity: ``problem``, ``advice`` or ``note``.
-        subject: The argument, setting or place that it is about.
+        rule: Stable id of the rule.
+        severity: ``violation`` or ``suspect``; at bring-up ``problem``, ``advice`` or ``note``.
+        subject: The callback, argument or place that it is about.
+        caused_by: Rule of the finding that it follows from.
     """
 
     at_ns: int
@@ -396,6 +398,9 @@ class Finding(Record, tag=50):
     severity: str
     subject: str
     what: str
+    request_id: int | None = None
+    step: int = 0
+    caused_by: str | None = None
 
 
 class StoreCeiling(Record, tag=46):

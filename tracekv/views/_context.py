@@ -155,33 +155,36 @@ Moves = dict[int, tuple[int, int]]
 
 
 class Tally:
-    """Pages and bytes that moved, by direction and layer group."""
+    """Pages and bytes that moved, by direction, source and layer group.
+
+    The same bytes can be known twice, as reported and as observed: of each direction the best source counts.
+    """
 
     def __init__(self) -> None:
-        self._moved: dict[Direction, Moves] = {Direction.LOAD: {}, Direction.SAVE: {}}
-        self._source = Source.REPORTED
+        self._moved: dict[tuple[Direction, Source], Moves] = {}
 
     def add(self, record: Transfer) -> None:
         """Count a transfer that succeeded."""
         if record.error is not None:
             return
-        self._source = max(self._source, record.source, key=_TRUST.index)
-        moves = self._moved[record.direction]
+        moves = self._moved.setdefault((record.direction, record.source), {})
         pages, nbytes = moves.get(record.layer_group, (0, 0))
         pages += sum(slot >= 0 for slot in record.pages)
         moves[record.layer_group] = (pages, nbytes + record.nbytes)
 
     def both_ways(self, facts: Facts) -> Attributes:
         """For the root of a step."""
-        return both_ways(facts, self._moved[Direction.LOAD], self._moved[Direction.SAVE])
+        return both_ways(facts, self._best(Direction.LOAD)[1], self._best(Direction.SAVE)[1])
 
     def one_way(self, direction: Direction, facts: Facts) -> Attributes:
-        """For the callback in which it happened; the source is the least good one of what is counted."""
-        return one_way(facts, self._moved[direction], self._source)
+        """For the callback in which it happened."""
+        source, moves = self._best(direction)
+        return one_way(facts, moves, source)
 
-
-#: Best first.
-_TRUST = list(Source)
+    def _best(self, direction: Direction) -> tuple[Source, Moves]:
+        known = (source for source in Source if (direction, source) in self._moved)
+        best = next(known, Source.REPORTED)
+        return best, self._moved.get((direction, best), {})
 
 
 def both_ways(facts: Facts, loads: Moves, saves: Moves) -> Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekv.journal.records import Drop, Prefetch, StoreOperation
+from tracekv.journal.records import Drop, Finding, Prefetch, StoreOperation
 from tracekv.journal.vocabulary import Outcome
 from tracekv.views import names
 from tracekv.views._context import Context, fail
@@ -61,6 +61,24 @@ def drop_attributes(record: Drop) -> Attributes:
     }
     if record.layer_group is not None:
         attributes[names.GROUP] = record.layer_group
+    return attributes
+
+
+def finding_event(context: Context, record: Finding) -> Event:
+    """A rule that was broken."""
+    return Event(names.EVENT_FINDING, context.facts.unix_ns(record.at_ns), finding_attributes(record))
+
+
+def finding_attributes(record: Finding) -> Attributes:
+    """Which rule, how bad, and about what."""
+    attributes: Attributes = {
+        names.RULE: record.rule,
+        names.SEVERITY: record.severity,
+        names.SUBJECT: record.subject,
+        names.WHAT: record.what,
+    }
+    if record.caused_by is not None:
+        attributes[names.CAUSED_BY] = record.caused_by
     return attributes
 
 

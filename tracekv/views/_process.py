@@ -5,6 +5,7 @@ from __future__ import annotations
 from tracekv.journal.records import (
     Call,
     ConnectorWrapped,
+    Finding,
     ForwardCallableCall,
     IdlePolls,
     Record,
@@ -14,6 +15,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, Side
 from tracekv.views import ids, names
 from tracekv.views._context import Context, fail
+from tracekv.views._moments import finding_attributes
 from tracekv.views.model import Attributes, Span
 
 #: Callbacks that are no part of a pass, whatever step they name.
@@ -65,6 +67,9 @@ class ProcessTrace:
                 attributes: Attributes = {names.INSTRUMENT: record.instrument}
                 span = context.span(names.TRACER_FAULT, trace, parent, -1, record.at_ns, record.at_ns, attributes)
                 fail(span, record.error)
+            case Finding():
+                attributes = finding_attributes(record)
+                span = context.span(names.FINDING, trace, parent, -6, record.at_ns, record.at_ns, attributes)
             case IdlePolls():
                 span = idle_polls(context, record, trace, parent)
             case Call():

@@ -11,6 +11,7 @@ from tracekv.journal.records import (
     CancelLoadCall,
     Drop,
     Enqueued,
+    Finding,
     FinishCall,
     FinishedCall,
     Lookup,
@@ -23,7 +24,14 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Direction
 from tracekv.views import ids, names
 from tracekv.views._context import Context, both_ways, fail, one_way
-from tracekv.views._moments import drop_attributes, drop_event, prefetch_event, store_span
+from tracekv.views._moments import (
+    drop_attributes,
+    drop_event,
+    finding_attributes,
+    finding_event,
+    prefetch_event,
+    store_span,
+)
 from tracekv.views.facts import page_attributes
 from tracekv.views.model import Attributes, Event, Link, Span
 from tracekv.views.story import Story
@@ -196,6 +204,19 @@ class RequestTraces:
             known.event(prefetch_event(self._context, record))
         return []
 
+    def found(self, record: Finding, request_id: int) -> list[Span]:
+        """A rule was broken for a request: an event of it, or a span below its root where it has ended."""
+        if not self._context.is_exported(request_id):
+            return []
+        known = self._open.get(request_id)
+        if known is not None:
+            known.story.found(record)
+            known.event(finding_event(self._context, record))
+            return []
+        trace, root = self.root(request_id)
+        attributes = {names.REQUEST_ID: self._context.request_label(request_id), **finding_attributes(record)}
+        return [self._context.span(names.FINDING, trace, root, -6, record.at_ns, record.at_ns, attributes)]
+
     def scheduled(self, record: BuildCall) -> None:
         """A pass was planned: its requests are alive."""
         for request_id, tokens in zip(record.request_ids, record.scheduled_tokens, strict=False):
@@ -367,6 +388,8 @@ class RequestTraces:
         enqueued = story.enqueued_ns
         if enqueued is not None and story.first_query_ns is not None:
             attributes[names.ENQUEUED_NS] = max(0, story.first_query_ns - enqueued)
+        if story.rules:
+            attributes[names.RULES_BROKEN] = list(story.rules)
         if story.client_id is not None:
             attributes[names.GEN_AI_REQUEST_ID] = context.request_label(story.client_id)
         told = {

@@ -9,6 +9,7 @@ from tracekv.journal.records import (
     BuildCall,
     Call,
     Drop,
+    Finding,
     FinishedCall,
     IdlePolls,
     LayerHooks,
@@ -20,7 +21,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.views import ids, names
 from tracekv.views._context import Context, Tally
-from tracekv.views._moments import drop_attributes, drop_event, prefetch_event, store_span
+from tracekv.views._moments import drop_attributes, drop_event, finding_event, prefetch_event, store_span
 from tracekv.views._process import idle_polls
 from tracekv.views.facts import page_attributes
 from tracekv.views.model import Attributes, Event, Link, Span
@@ -191,6 +192,15 @@ class StepTraces:
             event = drop_event(context, record) if isinstance(record, Drop) else prefetch_event(context, record)
             step.events.append(event)
         return []
+
+    def found(self, record: Finding) -> bool:
+        """A rule was broken for no request: an event of its step; False where that isn't open."""
+        step = self._open.get(record.step)
+        if step is None:
+            return False
+        if len(step.events) < _MAX_EVENTS:
+            step.events.append(finding_event(self._context, record))
+        return True
 
     def lost(self, count: int) -> None:
         """Records were overwritten unread."""

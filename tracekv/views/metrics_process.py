@@ -17,6 +17,7 @@ from tracekv.journal.records import (
     ClockAnchor,
     ConnectorWrapped,
     Drop,
+    Finding,
     FinishCall,
     FinishedCall,
     ForwardCallableCall,
@@ -116,6 +117,7 @@ class ProcessMetrics:
             ConnectorWrapped: self._wrapped,
             SettingsSeen: self._settings,
             TracerFault: self._fault,
+            Finding: self._finding,
             TracingReduced: self._reduced,
             ProcessStarted: self.facts.observe,
             ClockAnchor: self.facts.observe,
@@ -392,6 +394,9 @@ class ProcessMetrics:
     def _fault(self, record: TracerFault) -> None:
         self._saw(record.at_ns)
         self._counts[names.METRIC_TRACER_FAULTS,] += 1
+
+    def _finding(self, record: Finding) -> None:
+        self._counts[names.METRIC_FINDINGS, record.rule] += 1
 
     def _reduced(self, record: TracingReduced) -> None:
         self._saw(record.at_ns)

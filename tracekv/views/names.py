@@ -66,6 +66,7 @@ DROP = _span("drop")
 STEP = _span("step")
 BRING_UP = _span("bring_up")
 TRACER_FAULT = _span("tracer_fault")
+FINDING = _span("finding")
 #: Prefix of a store operation's span: ``store.put``, ``store.read``, ...
 STORE = "store."
 
@@ -75,6 +76,7 @@ EVENT_PREFETCH = _event("prefetch")
 EVENT_RESET = _event("request_reset")
 EVENT_SAVED = _event("saving_finished")
 EVENT_LOADED = _event("loading_finished")
+EVENT_FINDING = _event("finding")
 
 # Attributes of OpenTelemetry's conventions ------------------------------------------------------------------------------------
 
@@ -192,6 +194,12 @@ STORE_OUTCOME = _attribute("tracekv.store.outcome")
 STORE_ATTEMPTS = _attribute("tracekv.store.attempts")
 STORE_BREAKER = _attribute("tracekv.store.breaker")
 REASON = _attribute("tracekv.reason")
+RULE = _attribute("tracekv.rule")
+SEVERITY = _attribute("tracekv.severity")
+SUBJECT = _attribute("tracekv.subject")
+WHAT = _attribute("tracekv.what")
+CAUSED_BY = _attribute("tracekv.caused_by")
+RULES_BROKEN = _attribute("tracekv.rules")
 FATE = _attribute("tracekv.prefetch.fate")
 LEAD_NS = _attribute("tracekv.prefetch.lead_ns")
 
@@ -251,6 +259,7 @@ METRIC_TRACER_RECORDS_UNDECODABLE = _metric("tracekv.tracer.records.undecodable"
 METRIC_TRACER_WRITTEN = _metric("tracekv.tracer.written")
 METRIC_TRACER_LAG = _metric("tracekv.tracer.lag")
 METRIC_TRACER_FAULTS = _metric("tracekv.tracer.faults")
+METRIC_FINDINGS = _metric("tracekv.findings")
 METRIC_TRACER_COST = _metric("tracekv.tracer.cost")
 METRIC_TRACER_REDUCED = _metric("tracekv.tracer.reduced")
 METRIC_TRACER_CPU = _metric("tracekv.tracer.cpu")

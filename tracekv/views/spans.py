@@ -13,6 +13,7 @@ from tracekv.journal.records import (
     ConnectorWrapped,
     Drop,
     Enqueued,
+    Finding,
     FinishedCall,
     IdlePolls,
     LayerHooks,
@@ -161,6 +162,14 @@ class SpanView:
         self._steps.forget_layers()
         return []
 
+    def _found(self, record: Finding) -> list[Span]:
+        if record.request_id is not None:
+            return self._requests.found(record, record.request_id)
+        if self._steps.found(record):
+            return []
+        told = self._process.feed(record)
+        return [] if self._context.sampler.is_off else told
+
     def _view(self, record: Record) -> list[Span]:
         if belongs_to_process(record):
             if isinstance(record, (RegisterCall, ConnectorWrapped)):
@@ -181,6 +190,8 @@ class SpanView:
             case Drop() | Prefetch():
                 spans = self._requests.moment(record)
                 return self._steps.moment(record) if spans is None else spans
+            case Finding():
+                return self._found(record)
             case Enqueued():
                 return self._requests.enqueued(record)
             case IdlePolls():

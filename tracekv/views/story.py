@@ -13,6 +13,7 @@ from tracekv.journal.records import (
     BuildCall,
     Drop,
     Enqueued,
+    Finding,
     FinishCall,
     Lookup,
     Prefetch,
@@ -73,7 +74,8 @@ class Story(msgspec.Struct):
     Attributes:
         started_ns: Enqueue where it was recorded, else the start of the first query.
         prompt_tokens: Tokens of the prompt that were queried; ``computed_tokens`` of them were on the device already.
-        moved: What connectors reported, by direction, layer group, tier and source.
+        moved: What moved, by direction, layer group, tier and source; sums are of the best source there is.
+        rules: Rules that were broken for it.
         allocated_pages: Pages per layer group of the last allocation, blocks without a page left out.
         held_ns: From ``request_finished`` to the ``get_finished`` that gave kept pages back; None while they are held.
         outcome: "" while open, then ``finished`` or ``abandoned``.
@@ -101,6 +103,7 @@ class Story(msgspec.Struct):
     group_tokens: list[int] = []
     bounding_layer_group: int | None = None
     miss_reason: MissReason | None = None
+    rules: list[str] = []
     lookup_ns: int = 0
     waited_ns: int = 0
     key: bytes | None = None
@@ -177,6 +180,11 @@ class Story(msgspec.Struct):
         self.dropped_blocks += record.blocks
         self._touch(record.at_ns)
 
+    def found(self, record: Finding) -> None:
+        """A rule was broken."""
+        if record.rule not in self.rules:
+            self.rules.append(record.rule)
+
     def prefetched(self, record: Prefetch) -> None:
         """Something became of blocks that were read ahead."""
         self.prefetched_blocks += record.blocks
@@ -204,9 +212,8 @@ class Story(msgspec.Struct):
     def tokens(self, direction: Direction) -> int:
         """Tokens whose KV moved: per layer group they add up, over the groups the largest counts."""
         by_group: dict[int, int] = {}
-        for moved in self.moved:
-            if moved.direction is direction:
-                by_group[moved.layer_group] = by_group.get(moved.layer_group, 0) + moved.tokens
+        for moved in self._all(direction, None):
+            by_group[moved.layer_group] = by_group.get(moved.layer_group, 0) + moved.tokens
         return max(by_group.values(), default=0)
 
     def nbytes(self, direction: Direction, layer_group: int | None = None) -> int:
@@ -226,7 +233,10 @@ class Story(msgspec.Struct):
         return sorted({m.layer_group for m in self.moved})
 
     def _all(self, direction: Direction, layer_group: int | None) -> list[Moved]:
-        return [m for m in self.moved if m.direction is direction and layer_group in (None, m.layer_group)]
+        # The same bytes can be known twice, as reported and as observed: the best source counts.
+        of_direction = [m for m in self.moved if m.direction is direction]
+        best = next((source for source in Source if any(m.source is source for m in of_direction)), None)
+        return [m for m in of_direction if m.source is best and layer_group in (None, m.layer_group)]
 
     def _moved(self, direction: Direction, layer_group: int, tier: Tier, source: Source) -> Moved:
         for known in self.moved:

@@ -1,0 +1,70 @@
+"""A broken rule shows on the span, in the log, in the metrics and in the request's story, while the engine runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tracekv
+from tests.support.connectors import FlatScheduler, TensorWorker, request
+from tracekv import capture
+from tracekv.agent.listeners import ViewOf
+from tracekv.agent.logs import LogListener
+from tracekv.agent.metrics import MetricsService
+from tracekv.agent.thread import FeedThread
+from tracekv.journal.current import current
+from tracekv.journal.reader import RingReader
+from tracekv.settings import Settings
+from tracekv.views.otlp import read_trace_file
+
+
+class Greedy(FlatScheduler):
+    """Offers the whole prompt: rule S2."""
+
+    def get_num_new_matched_tokens(self, request: object, num_computed_tokens: int) -> tuple[int, bool]:
+        return 64, False
+
+
+class Lines:
+    """A logger that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, object]]] = []
+
+    def warning(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields))
+
+    info = warning
+
+
+def test_a_broken_rule_is_an_event_a_line_a_count_and_part_of_the_story(monkeypatch, tmp_path: Path) -> None:
+    from tracekv.agent.exporters import TraceFileExporter
+
+    monkeypatch.setenv("TRACEKV_AGENT", "off")
+    monkeypatch.setenv("TRACEKV_JOURNAL_DIR", str(tmp_path / "journals"))
+    capture.shutdown()
+    scheduler, worker = tracekv.trace(Greedy)(None), tracekv.trace(TensorWorker)(None)
+    asked = request(7, prompt_len=64)
+    scheduler.get_num_new_matched_tokens(asked, 0)
+    scheduler.request_finished(asked, [])
+    del worker
+    path = current.journal.path
+    reader = RingReader(path)
+    log, metrics = Lines(), MetricsService(Settings(), {})
+    listeners = [LogListener(log), metrics]
+    thread = FeedThread(
+        reader,
+        Settings(agent="thread", detail="full"),
+        [TraceFileExporter(str(tmp_path / "trace.jsonl"))],
+        views=[ViewOf(listener, reader.facts) for listener in listeners],
+    )
+    thread.close(20)
+    capture.shutdown()
+
+    (root,) = [span for span in read_trace_file(tmp_path / "trace.jsonl") if span.name == "request"]
+    broken = [event for event in root.events if event.name == "finding"]
+    assert broken[0].attributes["tracekv.rule"] == "S2"
+    assert broken[0].attributes["tracekv.severity"] == "violation"
+    assert root.attributes["tracekv.rules"][0] == "S2"
+    assert ("rule S2", "violation") in [(event, fields.get("severity")) for event, fields in log.lines]
+    (findings,) = [metric for metric in metrics.metrics() if metric.name == "tracekv.findings"]
+    assert {point.attributes["tracekv.rule"]: point.value for point in findings.points}["S2"] == 1
