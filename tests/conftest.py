@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.seaweed import S3Server, seaweed
+
+# No test asserts a time: a slow machine is no failure.
+settings.register_profile("tracekv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tracekv")
 
 
 @pytest.fixture(scope="session")
