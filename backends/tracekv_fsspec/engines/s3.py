@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,8 @@ from tracekv_fsspec.store_errors import StoreError, StoreUnusable, translating
 from tracekv_fsspec.tally import tally
 
 _HEADS = 16
+#: A body is taken over in pieces of about so much; as one object it would be put together first, which is another copy.
+_CHUNK = 256 << 10
 _CONNECT_S = 3.0
 
 
@@ -101,16 +103,10 @@ class S3Store:
                 start = ranges[first].offset
                 length = ranges[end - 1].offset + ranges[end - 1].length - start
                 tally.requests += 1
-                data = memoryview(self._api.get_range(self._reading, path, start=start, length=length))
-                if len(data) != length:  # past the end it is silently shortened (trap 16)
-                    raise StoreError(
-                        Outcome.TRUNCATED, f"{path} gave {len(data)} bytes instead of {length} from {start} on"
-                    )
-                at = 0
-                for view in into[first:end]:
-                    size = len(view)
-                    view[:] = data[at : at + size]
-                    at += size
+                answer = self._api.get(self._reading, path, options={"range": (start, start + length)})
+                came = _copy(answer.stream(min_chunk_size=_CHUNK), into[first:end])
+                if came != length:  # past the end it is silently shortened (trap 16)
+                    raise StoreError(Outcome.TRUNCATED, f"{path} gave {came} bytes instead of {length} from {start} on")
 
     def sizes(self, paths: Sequence[str]) -> builtins.list[int | None]:
         """How large each object is now, by as many HEADs at once; None for those that aren't there."""
@@ -154,3 +150,20 @@ class S3Store:
 
     def _translating(self, verb: str, path: str) -> contextlib.AbstractContextManager[None]:
         return translating(f"{verb} {self.url.rstrip('/')}/{path}", self._hidden)
+
+
+def _copy(chunks: Iterable[Any], views: Sequence[memoryview]) -> int:
+    """Fill buffers with what comes, piece by piece while it is in the processor's cache; how many bytes came."""
+    came = number = at = 0
+    for chunk in chunks:
+        data = memoryview(chunk)
+        came += len(data)
+        while len(data) and number < len(views):
+            view = views[number]
+            size = min(len(view) - at, len(data))
+            view[at : at + size] = data[:size]
+            data = data[size:]
+            at += size
+            if at == len(view):
+                number, at = number + 1, 0
+    return came
