@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tracekv.contract import Runtime, UnknownRuntime, current_runtime, use_runtime
 from tracekv.harness.cache import PagedCache
 from tracekv.harness.cache_v1 import CacheV1
 from tracekv.harness.cache_v2 import CacheV2
@@ -61,6 +62,17 @@ class LlmArgs:
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative_config: SpeculativeConfig | None = None
     cache_transceiver_config: Any = None
+
+
+def know_the_rank() -> None:
+    """The harness is a world of one rank, unless its host says otherwise."""
+    try:
+        current_runtime()
+    except UnknownRuntime:
+        pass
+    else:
+        return
+    use_runtime(Runtime())
 
 
 def construct(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from tracekv.contract import Runtime, UnknownRuntime, current_runtime, on_enqueue, use_runtime
+from tracekv.contract import on_enqueue
 from tracekv.harness import bringup
 from tracekv.harness.cache import PagedCache
 from tracekv.harness.cache_v1 import CacheV1
@@ -124,7 +124,7 @@ class Executor:
         # The connector comes first, the cache next, the warm-up third; the caches are registered last.
         after_forward = None
         if scheduler_class is not None and worker_class is not None:
-            _know_the_rank()
+            bringup.know_the_rank()
             leads = attention_dp or self._ranks.rank == 0
             scheduler, worker = bringup.construct(scheduler_class if leads else None, worker_class, llm_args)
             after_forward = bringup.forward_pass_callable(worker, self.calls)
@@ -404,14 +404,3 @@ class Executor:
     def _anyone(self, has: bool) -> bool:
         """Under attention data parallelism, whether any rank has it: no rank runs a forward without the others."""
         return any(self._ranks.allgather(has)) if self._attention_dp else has
-
-
-def _know_the_rank() -> None:
-    """The harness is a world of one rank, unless its host says otherwise."""
-    try:
-        current_runtime()
-    except UnknownRuntime:
-        pass
-    else:
-        return
-    use_runtime(Runtime())
