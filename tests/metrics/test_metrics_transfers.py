@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.metrics.reading import histograms, of, view_of
-from tests.views.sample_run import allocated, bound, built, call, finished, hooks, queried, registered, transferred
+from tests.views.sample_run import allocated, bound, built, call, finished, hooks, transferred
 from tracekv.journal.vocabulary import Callback, Direction, Source, Tier
 
 
@@ -54,19 +54,11 @@ def test_eligible_loads_are_the_allocated_pages_times_their_size() -> None:
     assert of(view, "tracekv.transfer.io") == {("load", 0, "eligible"): 300, ("load", 1, "eligible"): 80}
 
 
-def test_planned_loads_are_the_pages_of_the_honoured_tokens() -> None:
-    # 32 tokens a block: computed is block 0, honoured are blocks 1 and (in part) 2.
-    view = view_of(queried(computed_tokens=32, offered_tokens=64), allocated(honoured=33))
+def test_planned_pages_are_told_beside_what_else_is_known() -> None:
+    view = view_of(transferred(Direction.LOAD, 0, [1, 2], 200, 10, 20, source=Source.PLANNED))
 
-    planned = {key: pages for key, pages in of(view, "tracekv.transfer.pages").items() if key[-1] == "planned"}
-    assert planned == {("load", 0, "planned"): 2, ("load", 1, "planned"): 2}
-
-
-def test_nothing_is_planned_where_nothing_is_honoured_or_blocks_are_unknown() -> None:
-    no_blocks = registered()
-    no_blocks.tokens_per_block = 0
-    for records in ([queried(), allocated(honoured=0)], [no_blocks, queried(), allocated()], [allocated()]):
-        assert not [key for key in of(view_of(*records), "tracekv.transfer.pages") if key[-1] == "planned"]
+    assert of(view, "tracekv.transfer.pages") == {("load", 0, "planned"): 2}
+    assert of(view, "tracekv.transfer.io") == {("load", 0, "planned"): 200}
 
 
 def test_eligible_saves_are_the_new_pages_of_a_planned_pass() -> None:

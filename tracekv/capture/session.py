@@ -55,6 +55,7 @@ class Session:
 
     Attributes:
         inside: Idents of the threads that are inside a callback: a call made there is the connector's own.
+        page_bytes: Bytes of a page by layer group, once this process's caches are registered.
         workers: Live traced workers; without one in this process the leader sends no envelope, since a bare
             worker couldn't open it.
     """
@@ -65,6 +66,7 @@ class Session:
         self.budget = Budget(settings.budget_pct)
         self.inside: set[int] = set()
         self.workers = 0
+        self.page_bytes: dict[int, int] = {}
         self.agent: Agent | None = None
         self.observation: Observation | None = None
         self._run_id = b""

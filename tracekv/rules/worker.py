@@ -165,6 +165,8 @@ class WorkerRecords(Core):
                 run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
 
     def _moved(self, source: Source, record: Transfer) -> None:
+        if record.source is Origin.PLANNED:
+            return  # an intention, not a movement
         run = self._run(source)
         if record.source is Origin.OBSERVED:
             run.is_watched = True

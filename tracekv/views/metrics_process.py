@@ -203,17 +203,7 @@ class ProcessMetrics:
     def _alloc(self, record: AllocCall) -> None:
         self._call(record)
         self._pages(record.callback, record.pages, "load")
-        told = self._prompts.allocated(record)
-        size = self.facts.tokens_per_block
-        if told is None or size <= 0:
-            return
-        computed, honoured = told
-        if honoured <= 0:
-            return
-        first, end = max(0, computed // size), -(-(computed + honoured) // size)
-        for layer_group, slots in enumerate(record.pages):
-            part = slots[first:end]
-            self._moved("load", self.group(layer_group), "planned", len(part) - part.count(-1))
+        self._prompts.allocated(record)
 
     def _build(self, record: BuildCall) -> None:
         self._call(record)

@@ -26,6 +26,7 @@ from tracekv.journal.records import (
     StoreOperation,
     Transfer,
 )
+from tracekv.journal.vocabulary import Source
 from tracekv.views._context import Context
 from tracekv.views._process import ProcessTrace, belongs_to_process
 from tracekv.views._requests import CONCERNS_A_REQUEST, RequestTraces
@@ -180,7 +181,9 @@ class SpanView:
             case LayerHooks():
                 return self._steps.hooks(record)
             case Transfer():
-                return self._requests.transferred(record, self._steps.transferred(record))
+                step = self._steps.transferred(record)
+                # A plan is no movement: it counts where nothing better is known, and has no span.
+                return [] if record.source is Source.PLANNED else self._requests.transferred(record, step)
             case Lookup():
                 return self._requests.lookup(record)
             case StoreOperation():

@@ -39,12 +39,11 @@ _COUNTING = """\
 ### What is counted how
 
 **Bytes and pages** (`tracekv.transfer.io`, `.pages`) are told by source. A sum over sources means nothing: pick one. `reported`
-is what the connector says it moved. `eligible` and `planned` are derived for every connector, from the pages that callbacks were
-handed and the size of a page in the registered layout. Eligible loads are the pages of `update_state_after_alloc`; eligible saves
-are the new pages of `build_connector_meta`. Planned loads are, of the eligible ones, the pages of the tokens that the runtime
-honoured: blocks from the computed tokens on; they are told only where the layout tells the tokens of a block. There are no
-planned saves, since metadata isn't in a journal. `observed` needs a watch on copies. A block without a page (-1) is no page and
-no bytes.
+is what the connector says it moved. `observed` is what a watch on copies has seen (`TRACEKV_WATCH`). `planned` is read from the
+metadata of a pass where its shape is known: lists `load` and `save` of files and pages, as the document's examples have them.
+`eligible` is derived for every connector, from the pages that callbacks were handed and the size of a page in the registered
+layout: eligible loads are the pages of `update_state_after_alloc`, eligible saves the new pages of `build_connector_meta`. A block
+without a page (-1) is no page and no bytes.
 
 **Prompt tokens** (`tracekv.prompt.tokens.*`) of a request are counted together, once, when its prompt is settled: when the first
 pass beyond the prompt is planned, when the request has ended, or when it is asked about again after it had got pages (a replay).
