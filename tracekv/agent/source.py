@@ -61,8 +61,8 @@ class Source:
         sampler: Sampler,
         callers: Callers,
         listeners: Sequence[Listener],
-        rules: Rules,
         guard: Guard,
+        rules: Rules | None = None,
     ) -> None:
         self.path: Path = reader.path
         self.facts = reader.facts
