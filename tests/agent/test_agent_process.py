@@ -353,7 +353,7 @@ def test_the_agent_s_settings_are_those_of_the_engine_as_resolved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = Settings(agent="auto", trace_file="t.jsonl", hash_request_ids=True, step_sample=7)
+    settings = Settings(agent="external", trace_file="t.jsonl", hash_request_ids=True, step_sample=7)
     environ = agent_environment(
         settings, {"TRACEKV_CONFIG": "x.yaml", "TRACEKV_FSSPEC__URL": "u", "OTEL_X": "y", "PATH": "p"}
     )
@@ -361,7 +361,7 @@ def test_the_agent_s_settings_are_those_of_the_engine_as_resolved(
     assert {name: value for name, value in environ.items() if name != "PYTHONPATH"} == {
         "OTEL_X": "y",
         "PATH": "p",
-        "TRACEKV_AGENT": "auto",
+        "TRACEKV_AGENT": "external",
         "TRACEKV_TRACE_FILE": str(tmp_path / "t.jsonl"),
         "TRACEKV_HASH_REQUEST_IDS": "1",
         "TRACEKV_STEP_SAMPLE": "7",
