@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracekv.testing.kit import Kit
     from tracekv.testing.verdicts import CellResult
 
+_WIDTH = 135
 _STYLES = {"ok": "green", "broken": "bold red", "not supported": "yellow", "could not run": "magenta"}
 
 
@@ -145,6 +146,8 @@ def _corpus(quiet: bool) -> dict[str, Any]:
 
 def _print(results: list[CellResult], told: list[str], corpus: dict[str, Any], seconds: float) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", no_wrap=True, min_width=max((len(result.name) for result in results), default=4))
     for name in ("verdict", "requests", "served", "loaded", "saved", "rules"):

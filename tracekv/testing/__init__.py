@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tracekv.testing.contract import ConnectorContract
     from tracekv.testing.journals import Recorded, journal_of, recorded
     from tracekv.testing.kit import Kit
+    from tracekv.testing.schedules import random_schedules
     from tracekv.testing.stories import matrix
     from tracekv.testing.wrappers import with_fault, with_io_counted, with_latency, wrapped
 
@@ -21,6 +22,7 @@ _HOMES = {
     "Recorded": "journals",
     "journal_of": "journals",
     "matrix": "stories",
+    "random_schedules": "schedules",
     "recorded": "journals",
     "with_fault": "wrappers",
     "with_io_counted": "wrappers",
@@ -34,6 +36,7 @@ __all__ = [
     "Recorded",
     "journal_of",
     "matrix",
+    "random_schedules",
     "recorded",
     "with_fault",
     "with_io_counted",

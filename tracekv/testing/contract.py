@@ -51,9 +51,10 @@ class ConnectorContract:
     watch: ClassVar[bool] = True
 
     @pytest.fixture(scope="class")
-    def kit(self) -> Iterator[Kit]:
+    @classmethod
+    def kit(cls) -> Iterator[Kit]:
         """The kit over this class's pair; its ranks end with the class."""
-        mine: Any = type(self)
+        mine: Any = cls
         with Kit(
             mine.scheduler,
             mine.worker,

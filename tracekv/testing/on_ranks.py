@@ -22,6 +22,7 @@ class OnRanks:
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
+        self._refused: dict[tuple[object, ...], str] = {}
 
     def play(
         self,
@@ -38,6 +39,9 @@ class OnRanks:
             RanksBroke: A rank failed.
         """
         names = [_importable(cls) for cls in pair]
+        cache = (*pair, cell.mode, cell.groups)
+        if cache in self._refused:  # to ask again costs two processes
+            raise NotImplementedError(self._refused[cache])
         played, found = Played(), Recorded()
         for asks in _engines(cell):
             with tempfile.TemporaryDirectory(prefix="tracekv-ranks-") as folder:
@@ -57,7 +61,11 @@ class OnRanks:
                     traced=True,
                     environ={**settings, **tracing},
                 )
-                self._play_engine(job, [ask for each in asks for ask in each], played, patience_s)
+                try:
+                    self._play_engine(job, [ask for each in asks for ask in each], played, patience_s)
+                except NotImplementedError as refusal:
+                    self._refused[cache] = str(refusal)
+                    raise
                 part = journal_of(folder)
                 found.records += part.records
                 found.lost += part.lost

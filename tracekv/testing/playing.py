@@ -112,18 +112,15 @@ class Engines:
         pair: The connector's classes, or none.
         block: Tokens per block.
         patience_s: Most seconds without a scheduled pass while requests are left.
-        namespace: Of the prompts; by default the cell's name.
     """
 
-    def __init__(
-        self, cell: Cell, pair: tuple[Any, Any] | tuple[()], block: int, patience_s: float, namespace: str | None = None
-    ) -> None:
+    def __init__(self, cell: Cell, pair: tuple[Any, Any] | tuple[()], block: int, patience_s: float) -> None:
         self._cell = cell
         self._pair = pair
         self._block = block
         self._patience_s = patience_s
-        self._namespace = cell.name if namespace is None else namespace
         self._requests: list[tuple[Answer, Any]] = []
+        self._first_here = 0
         self._engine: Any = None
         self.played = Played()
 
@@ -139,7 +136,7 @@ class Engines:
     def submit(self, move: Submit) -> None:
         """Queue a request."""
         ask = move.ask
-        request = of_its_tenant(self.engine.submit(ask.tokens(self._namespace), ask.new, **ask.options()))
+        request = of_its_tenant(self.engine.submit(ask.tokens(self._cell.name), ask.new, **ask.options()))
         answer = Answer(ask, request.request_id)
         self.played.answers.append(answer)
         self._requests.append((answer, request))
@@ -176,7 +173,46 @@ class Engines:
             engine, self._engine = self._engine, None
             self.played.calls += engine.calls
             self._collect()
+            self._first_here = len(self._requests)
             engine.shutdown()
+
+    def answered(self) -> list[Answer]:
+        """The requests that have ended by themselves so far."""
+        self._collect()
+        return [
+            answer
+            for answer, request in self._requests
+            if request.is_finished and not answer.is_cancelled and request.error is None
+        ]
+
+    @property
+    def has_requests(self) -> bool:
+        """This engine was asked for something."""
+        return len(self._requests) > self._first_here
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Requests of this engine that have not ended, numbered as moves number them."""
+        return [i for i in range(self._first_here, len(self._requests)) if not self._requests[i][1].is_finished]
+
+    @property
+    def destroyable(self) -> list[int]:
+        """Of these, the ones whose pages can be taken: they hold some, and aren't parked."""
+        if self._engine is None or self._cell.mode == "v1":
+            return []
+        return [
+            i
+            for i in self.unfinished
+            if self._engine.cache.holds(self._requests[i][1])
+            and not self._requests[i][1].state.value.startswith("DISAGG")
+        ]
+
+    def died(self, error: Exception) -> None:
+        """The engine ended with an error: keep what there is."""
+        self.played.error = error
+        self._collect()
+        if self._engine is not None:
+            self.played.calls += self._engine.calls
 
     def move(self, move: Move) -> None:
         """Any move."""
@@ -211,10 +247,7 @@ class Engines:
         except Exception as error:
             if starting:
                 raise
-            self.played.error = error
-            self._collect()
-            if self._engine is not None:
-                self.played.calls += self._engine.calls
+            self.died(error)
         return self.played
 
     def _collect(self) -> None:
@@ -242,21 +275,20 @@ class References:
         self._known: dict[tuple[Any, ...], Answer] = {}
         self._engines: dict[tuple[str, str, int], Any] = {}
 
-    def of(self, cell: Cell, ask: Ask, block: int, namespace: str | None = None) -> Answer:
+    def of(self, cell: Cell, ask: Ask, block: int) -> Answer:
         """The answer to compare with."""
-        name = cell.name if namespace is None else namespace
-        key = (cell.preset, cell.mode, block, name, replace(ask, serving="any", is_dummy=False))
+        key = (cell.preset, cell.mode, block, cell.name, replace(ask, serving="any", is_dummy=False))
         if key not in self._known:
-            self._known[key] = self._compute(cell, ask, block, name)
+            self._known[key] = self._compute(cell, ask, block)
         return self._known[key]
 
-    def _compute(self, cell: Cell, ask: Ask, block: int, namespace: str) -> Answer:
+    def _compute(self, cell: Cell, ask: Ask, block: int) -> Answer:
         from tracekv.harness import Executor
 
         engine = self._engines.get((cell.preset, cell.mode, block))
         if engine is None:
             engine = Executor(model_of(cell.preset), mode=cell.mode, tokens_per_block=block, num_blocks=NUM_BLOCKS)
             self._engines[cell.preset, cell.mode, block] = engine
-        request = of_its_tenant(engine.submit(ask.tokens(namespace), ask.new, **ask.options()))
+        request = of_its_tenant(engine.submit(ask.tokens(cell.name), ask.new, **ask.options()))
         engine.run()
         return Answer(ask, request.request_id, request.output_tokens, request.first_logits)

@@ -18,8 +18,16 @@ class TenantRequest(Request):
 
     def tokens_between(self, start: int, end: int) -> list[int]:
         """What the model computes."""
+        return [self._computed(token) for token in super().tokens_between(start, end)]
+
+    @property
+    def last_token(self) -> int:
+        """The same for the input of the next generation step."""
+        return self._computed(super().last_token)
+
+    def _computed(self, token: int) -> int:
         factor, offset = _permutation(self)
-        return [(token * factor + offset) % VOCABULARY for token in super().tokens_between(start, end)]
+        return (token * factor + offset) % VOCABULARY
 
 
 def of_its_tenant(request: Request) -> Request:
