@@ -96,6 +96,8 @@ class LoadedTooLate(Rule):
         run, request = event.run, event.request
         if promise(run, request) is None or request.is_async or request.first_build is None:
             return
+        if run.world not in (None, 1):
+            return  # whose transfer it was isn't kept by rank, and another rank's layers run at other times
         step = request.first_build.step
         for source in run.sources:
             end = source.ended.get(step)
