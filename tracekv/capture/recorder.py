@@ -409,8 +409,10 @@ class Recorder:
 
     def flush_hooks(self) -> None:
         """Write the layer hooks since the last pass and clear their slots."""
+        # Compared as bytes: a memoryview compares element by element.
         end = 16 * self._layers
-        if self._waits[end:] != _NO_HOOKS[end:] or self._saves[end:] != _NO_HOOKS[end:]:
+        rest = _NO_HOOKS[end:]
+        if self._waits[end:].tobytes() != rest or self._saves[end:].tobytes() != rest:
             end = len(_NO_HOOKS)  # a layer that is in no registered group was called
         none = _NO_HOOKS[:end]
         waits, saves = self._waits[:end].tobytes(), self._saves[:end].tobytes()
