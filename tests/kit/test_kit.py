@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
 from examples import persistent_connector as flat
+from tests.kit import broken
 from tracekv.testing import Kit, matrix, minimal, with_fault
 from tracekv.testing.limits import limits
 from tracekv.testing.verdicts import Verdict
@@ -22,13 +21,6 @@ def played(cell, scheduler=minimal.Scheduler, worker=minimal.Worker, **options):
 class SharesBetweenTenants(minimal.Scheduler):
     def seed(self, request):
         return b""
-
-
-class KeysByOwnTokens(minimal.Scheduler):
-    def keys(self, request):
-        tokens, size = request.get_tokens(0), self.block
-        blocks = (tokens[at : at + size] for at in range(0, len(tokens) // size * size, size))
-        return [hashlib.sha256(repr(block).encode()).digest() for block in blocks]
 
 
 class LoadsAnotherPage(minimal.Worker):
@@ -72,7 +64,7 @@ def test_wrong_kv_shows_as_unequal_tokens_in_every_cache(cache):
 
 
 def test_a_key_without_its_prefix_is_found_out():
-    result = played("v2/prefix", KeysByOwnTokens)
+    result = played("v2/prefix", broken.Scheduler)
     assert result.verdict is Verdict.BROKEN
     assert "answered differently" in result.faults[0]
 

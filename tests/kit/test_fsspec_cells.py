@@ -1,0 +1,41 @@
+"""tracekv_fsspec in the kit: clean on one rank without parked loads, the rest refused and told."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracekv.testing import Kit, matrix
+from tracekv.testing.verdicts import Verdict
+from tracekv_fsspec import Scheduler, Worker
+
+ENVIRONMENT = {
+    "TRACEKV_FSSPEC__URL": "file://{folder}/kv",
+    "TRACEKV_FSSPEC__MODEL_ID": "kit",
+    "TRACEKV_FSSPEC__OFFER_WAIT_MS": "10000",
+}
+STORIES = ("warm", "chunked", "device-reuse", "whole-blocks", "overlap-stop", "cancel-prefill", "salt", "image")
+
+
+@pytest.fixture(scope="module")
+def kit():
+    with Kit(Scheduler, Worker, environment=ENVIRONMENT) as kit:
+        yield kit
+
+
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("cache", ["v1", "v2", "v2-groups2"])
+def test_a_cell_on_one_rank_is_clean(kit, cache, story):
+    (cell,) = matrix(16, f"{cache}/{story}")
+    result = kit.run(cell)
+    assert (result.verdict, result.faults) == (Verdict.OK, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("v2/parked", "no query was answered asynchronously"), ("v2/ranks2/warm", "runs on one rank so far")],
+)
+def test_what_it_does_not_do_is_not_supported(kit, name, reason):
+    (cell,) = matrix(16, name)
+    result = kit.run(cell)
+    assert result.verdict is Verdict.NOT_SUPPORTED
+    assert reason in result.reason
