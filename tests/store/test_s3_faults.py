@@ -20,7 +20,7 @@ from tracekv_fsspec.wrappers.breaker import FAILURES
 pytestmark = pytest.mark.s3
 
 #: A deadline, and what a test on a busy machine may take beyond it.
-DEADLINES, MARGIN_S = Deadlines(1.0, 2.0), 10.0
+DEADLINES, MARGIN_S = Deadlines(1.5, 8.0), 10.0
 CLIENTS = pytest.mark.parametrize("client", ["obstore", "s3fs"])
 
 
