@@ -73,7 +73,6 @@ def main(turns: int, core: int) -> None:
     """Run ``turns`` turns of each pair on ``core``."""
     os.sched_setaffinity(0, {core})
     work = _Work()
-    private_before = _private_kib()
     pairs = {
         "bare": _Pair(NullScheduler(None), NullWorker(None)),
         "traced": _Pair(capture.trace(NullScheduler)(None), capture.trace(NullWorker)(None)),
@@ -81,10 +80,8 @@ def main(turns: int, core: int) -> None:
     for pair in pairs.values():
         for _ in range(TURN):
             pair.step(work)
-    added_kib = _private_kib() - private_before
     wall: dict[str, list[list[int]]] = {name: [] for name in pairs}
     cpu: dict[str, list[float]] = {name: [] for name in pairs}
-    began = perf_counter_ns()
     for turn in range(2 * turns):
         name = ("bare", "traced")[(turn + turn // 2) % 2]
         pair = pairs[name]
@@ -96,27 +93,17 @@ def main(turns: int, core: int) -> None:
             times.append(perf_counter_ns() - started)
         cpu[name].append((thread_time_ns() - cpu_before) / TURN)
         wall[name].append(times)
-    took_s = (perf_counter_ns() - began) / 1e9
     flushed = capture.shutdown(timeout_s=30)
     sys.stdout.write(
         json.dumps(
             {
                 "wall_ns": wall,
                 "cpu_ns_per_step": cpu,
-                "took_s": took_s,
-                "added_kib": added_kib,
                 "flushed": flushed,
                 "heavy": [name for name in ("pydantic", "typer", "rich", "opentelemetry.sdk") if name in sys.modules],
             }
         )
     )
-
-
-def _private_kib() -> int:
-    """Private memory of this process; the ring is shared memory and not in it."""
-    with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:  # noqa: PTH123
-        fields = dict(line.split(":", 1) for line in rollup if ":" in line)
-    return sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
 
 
 if __name__ == "__main__":

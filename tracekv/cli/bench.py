@@ -29,46 +29,36 @@ Write = Annotated[
 @bench.command()
 def overhead(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=3)] = 15,
+    turns: Annotated[
+        int, typer.Option(help="Turns of 25 steps that a running engine makes of each kind; 0: leave it out.", min=0)
+    ] = 40,
     as_json: AsJson = False,
     write: Write = None,
 ) -> None:
-    """What tracing adds to a forward pass and to a callback, beside none and beside one SDK span per hook."""
-    from tracekv.bench.overhead import measure
+    """What tracing adds to a callback and to a running engine that exports through a real collector."""
+    from tracekv.bench import overhead as callbacks
+    from tracekv.bench import steps
+    from tracekv.cli._bench_tables import callbacks_body, steps_body
 
     console = Console(stderr=True, highlight=False)
-    with console.status(f"{rounds} interleaved rounds"):
-        cost = measure(rounds)
+    with console.status(f"callbacks: {rounds} interleaved rounds"):
+        cost = callbacks.measure(rounds)
+    running = None
+    if turns:
+        with console.status(f"a running engine: {turns} turns, traced and bare"):
+            try:
+                running = steps.measure(turns)
+            except RuntimeError as error:
+                console.print(str(error), markup=False)
+                raise typer.Exit(1) from None
+    body = callbacks_body(cost) + (f"\n\n{steps_body(running)}" if running else "")
     if write is not None:
-        page.write_part(write, "overhead", "What tracing costs the engine", _overhead_body(cost))
+        page.write_part(write, "overhead", "What tracing costs the engine", body)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
+        told = msgspec.to_builtins(cost) | (msgspec.to_builtins(running) if running else {})
+        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
         return
-    typer.echo(_overhead_body(cost))
-
-
-def _overhead_body(cost: object) -> str:
-    facts = msgspec.to_builtins(cost)
-    spread = facts["spread"]
-
-    def row(label: str, value: float, name: str, goal: str) -> tuple[str, str, str, str]:
-        low, high = spread[name]
-        return label, f"{value:.1f}", f"[{low:.1f}, {high:.1f}]", goal
-
-    callbacks = facts["added_us_per_callback"]
-    alloc, build, idle = callbacks
-    rows = [
-        row(f"bare pass of {facts['layers']} layers x 2 hooks, µs", facts["bare_us_per_pass"], "bare_us_per_pass", ""),
-        row("traced, µs", facts["traced_us_per_pass"], "traced_us_per_pass", ""),
-        row("an SDK span per hook, µs", facts["span_per_hook_us_per_pass"], "span_per_hook_us_per_pass", ""),
-        row("added per pass, µs", facts["added_us_per_pass"], "added_us_per_pass", "<= 30"),
-        row("SDK span per hook / traced", facts["ratio_span_per_hook"], "ratio_span_per_hook", ""),
-        row(f"added: {alloc}, µs", callbacks[alloc], "alloc", "<= 35"),
-        row(f"added: {build}, µs", callbacks[build], "build", "<= 30"),
-        row(f"added: {idle}, µs", callbacks[idle], "idle", ""),
-    ]
-    clock = f"One clock reading took {facts['clock_ns']:.0f} ns in the same rounds; each hook reads the clock twice."
-    described = page.machine("msgspec", "opentelemetry-sdk")
-    return f"{described}. {facts['rounds']} rounds.\n\n{page.table(('', 'median', 'range', 'goal'), rows)}\n\n{clock}"
+    typer.echo(body)
 
 
 @bench.command()

@@ -45,6 +45,9 @@ def put_to_the_test(
     tokens_per_block: Annotated[int, typer.Option(help="Of the engine.")] = 16,
     patience: Annotated[float, typer.Option(help="Seconds without a scheduled pass that count as hanging.")] = 10.0,
     watch: Annotated[bool, typer.Option(help="Observe the bytes that callbacks move.")] = True,
+    fake_trtllm: Annotated[
+        bool, typer.Option("--fake-trtllm", help="Stand in for the tensorrt_llm that the connector imports.")
+    ] = False,
     itself: Annotated[
         bool, typer.Option("--self", help="Test the kit: our minimal connector, then the corpus of broken ones.")
     ] = False,
@@ -61,6 +64,10 @@ def put_to_the_test(
 
     torch.set_num_threads(1)  # the models are tiny: threads cost more than they save
     sys.path.insert(0, str(Path.cwd()))  # a connector that is being written is no installed package
+    if fake_trtllm:
+        from tracekv.testing import fake_trtllm as fake
+
+        fake.install()
     started = time.monotonic()
     options = {
         "environment": _pairs(env, "--env"),
