@@ -307,7 +307,7 @@ def test_the_command_prints_tables_and_json(record, fresh):
 
 def test_the_command_exits_with_1_on_errors_and_0_on_differences(record, fresh):
     journals = record("llama", FLAT, "v1", *PROMPTS)
-    here = "tests.replay.test_replay"
+    here = __name__
     for connector, code in ((f"{here}:Failing,Polling", 1), (f"{here}:Never,Polling", 0)):
         shown = CliRunner().invoke(app, ["replay", str(journals), "--connector", connector])
         assert shown.exit_code == code, shown.output
