@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tracekv import capture
-from tracekv.bench.rounds import Spread, interleave, paired
+from tracekv.bench.rounds import Spread, interleave, journal_folder, paired
 from tracekv.contract import KvCacheConnectorScheduler, KvCacheConnectorWorker, RequestData, SchedulerOutput
 
 LAYERS = 61
@@ -77,7 +76,7 @@ class NullScheduler(KvCacheConnectorScheduler):
 
 def measure(rounds: int = 15, passes: int = 200) -> CaptureCost:
     """Measure in this process, which must not trace anything yet; journals go to a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="tracekv-bench-") as folder:
+    with journal_folder() as folder:
         before = {name: os.environ.get(name) for name in _ENVIRON}
         os.environ.update(_ENVIRON, TRACEKV_JOURNAL_DIR=folder)
         capture.shutdown()

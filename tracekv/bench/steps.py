@@ -24,6 +24,8 @@ from typing import Any
 
 import msgspec
 
+from tracekv.bench.rounds import journal_folder
+
 
 class StepCost(msgspec.Struct):
     """Beside a bare pair in the same process, whose turns alternate; spread over turns."""
@@ -85,8 +87,8 @@ class _Sink:
         return sorted(starts.values())
 
 
-def measure(turns: int = 40) -> StepCost:
-    """Run the engine for ``turns`` turns of each pair (25 steps a turn).
+def measure(turns: int = 500) -> StepCost:
+    """Run the engine for ``turns`` turns of each pair (two steps a turn).
 
     Raises:
         RuntimeError: The collector isn't installed, or there are not two cores.
@@ -99,7 +101,7 @@ def measure(turns: int = 40) -> StepCost:
     if len(cores) < 2:
         raise RuntimeError("tracekv: the engine needs a core of its own beside the agent's; there is only one")
     engine_core, other_core = cores[0], cores[1]
-    with tempfile.TemporaryDirectory(prefix="tracekv-bench-") as folder, ExitStack() as running:
+    with journal_folder() as folder, ExitStack() as running:
         os.sched_setaffinity(0, {other_core})
         running.callback(os.sched_setaffinity, 0, set(cores))
         sink = _Sink()
@@ -180,7 +182,7 @@ print(private() - before - current.journal.path.stat().st_size // 1024)
 
 
 def _added_kib(environ: dict[str, str]) -> int:
-    with tempfile.TemporaryDirectory(prefix="tracekv-bench-") as folder:
+    with journal_folder() as folder:
         quiet = {**environ, "TRACEKV_AGENT": "off", "TRACEKV_JOURNAL_DIR": folder}
         done = subprocess.run([sys.executable, "-c", _ADDED], env=quiet, stdout=subprocess.PIPE, check=True)
     return int(done.stdout)

@@ -17,8 +17,9 @@ from tracekv.contract import RequestData, SchedulerOutput
 
 STEP_NS = 10_000_000
 REQUESTS = 8
-#: Steps that one pair makes before the other takes its turn.
-TURN = 25
+#: Steps that one pair makes before the other takes its turn: few, so that what slows the machine down slows both.
+TURN = 2
+_WARM_UP = 25
 
 
 class _Work:
@@ -78,7 +79,7 @@ def main(turns: int, core: int) -> None:
         "traced": _Pair(capture.trace(NullScheduler)(None), capture.trace(NullWorker)(None)),
     }
     for pair in pairs.values():
-        for _ in range(TURN):
+        for _ in range(_WARM_UP):
             pair.step(work)
     wall: dict[str, list[list[int]]] = {name: [] for name in pairs}
     cpu: dict[str, list[float]] = {name: [] for name in pairs}

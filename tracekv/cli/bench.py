@@ -30,8 +30,8 @@ Write = Annotated[
 def overhead(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=3)] = 15,
     turns: Annotated[
-        int, typer.Option(help="Turns of 25 steps that a running engine makes of each kind; 0: leave it out.", min=0)
-    ] = 40,
+        int, typer.Option(help="Turns of two steps that a running engine makes of each kind; 0: leave it out.", min=0)
+    ] = 500,
     as_json: AsJson = False,
     write: Write = None,
 ) -> None:
