@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from tracekv.harness.jobs import Prompt, RankJob, RanksFailed
 from tracekv.harness.ranks import Ranks
+from tracekv.testing import behind_fake, fake_trtllm
 from tracekv.testing.cells import Ask, Cell, NewEngine, Submit
 from tracekv.testing.journals import Recorded, journal_of
-from tracekv.testing.playing import Answer, Played, model_options, options_of
+from tracekv.testing.playing import Answer, Played, llm_args_of, model_options, options_of
 
 
 class RanksBroke(RuntimeError):
@@ -55,7 +56,7 @@ class OnRanks:
                     rounds=[[Prompt(ask.tokens(cell.name), ask.new, ask.options()) for ask in each] for each in asks],
                     preset=cell.preset,
                     model_options=model_options(cell.preset),
-                    executor_options=options_of(cell, block),
+                    executor_options={**options_of(cell, block), "llm_args": llm_args_of(cell, block)},
                     scheduler=names[0],
                     worker=names[1],
                     traced=True,
@@ -126,4 +127,5 @@ def _engines(cell: Cell) -> list[list[list[Ask]]]:
 def _importable(cls: type) -> str:
     if "<" in cls.__qualname__:
         raise NotImplementedError(f"{cls.__qualname__} is local to a function: the ranks' processes can't import it")
-    return f"{cls.__module__}:{cls.__qualname__}"
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    return f"{behind_fake.__name__}:{name}" if fake_trtllm.is_installed() else name

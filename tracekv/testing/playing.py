@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
+import shutil
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekv.testing.cells import VOCABULARY, Ask, Cancel, Cell, Destroy, Move, NewEngine, Step, Submit
@@ -104,6 +108,28 @@ def options_of(cell: Cell, block: int) -> dict[str, Any]:
     return {"mode": cell.mode, "tokens_per_block": block, "num_blocks": NUM_BLOCKS, **cell.options}
 
 
+def llm_args_of(cell: Cell, block: int) -> Any:
+    """The engine's arguments; beside what the executor reads, ``model`` is a folder with the model's ``config.json``."""
+    from tracekv.harness import bringup
+
+    cache = bringup.KvCacheConfig(
+        tokens_per_block=block,
+        enable_partial_reuse=cell.options.get("partial_reuse", False),
+        use_kv_cache_manager_v2=cell.mode == "v2",
+    )
+    arguments: Any = bringup.LlmArgs(cache, tensor_parallel_size=cell.ranks)
+    arguments.model = str(_folder_of(cell.preset))
+    return arguments
+
+
+@functools.cache
+def _folder_of(preset: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tracekv-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    model_of(preset).config.save_pretrained(folder)
+    return folder
+
+
 class Engines:
     """One engine after another, for the moves of a story.
 
@@ -130,7 +156,8 @@ class Engines:
         if self._engine is None:
             from tracekv.harness import Executor
 
-            self._engine = Executor(model_of(self._cell.preset), *self._pair, **options_of(self._cell, self._block))
+            options = {**options_of(self._cell, self._block), "llm_args": llm_args_of(self._cell, self._block)}
+            self._engine = Executor(model_of(self._cell.preset), *self._pair, **options)
         return self._engine
 
     def submit(self, move: Submit) -> None:
