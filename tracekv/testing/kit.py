@@ -107,7 +107,9 @@ class Kit:
             settings = self._settings(cell, Path(folder))
             try:
                 if cell.ranks > 1:
-                    played, run = self._ranks.play(cell, pair, self._block, settings, self._patience_s)
+                    played, run = self._ranks.play(
+                        cell, pair, self._block, {**settings, **self._tracing()}, self._patience_s
+                    )
                     notes: list[str] = []
                 else:
                     counts = IoNotes(IoCounts())
