@@ -6,16 +6,32 @@ A shape is looked for once per class of metadata; an unknown one costs a look in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekv.journal.vocabulary import Direction
+from tracekv.journal.records import Transfer
+from tracekv.journal.vocabulary import Direction, Source, Tier
 
 #: ``(direction, layer group, page slots)``.
 Planned = tuple[Direction, int, list[int]]
 Describer = Callable[[Any], list[Planned]]
 
+#: A plan names pages, not requests.
+_UNKNOWN_REQUEST = -1
 _of_class: dict[type, Describer | None] = {}
+
+
+def plan_of(
+    metadata: object, page_bytes: Mapping[int, int], step: int, started_ns: int, ended_ns: int
+) -> list[Transfer]:
+    """What ``metadata`` plans, as records; ``page_bytes`` by layer group, a group that isn't there yet counts 0 bytes."""
+    return [
+        Transfer(
+            direction, Source.PLANNED, Tier.DISK, _UNKNOWN_REQUEST, step, group, pages,
+            len(pages) * page_bytes.get(group, 0), 0, started_ns, ended_ns, 0, 0, 0, 0, 0, None,
+        )
+        for direction, group, pages in describe(metadata)
+    ]  # fmt: skip
 
 
 def describe(metadata: object) -> list[Planned]:

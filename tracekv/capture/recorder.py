@@ -17,7 +17,7 @@ import xxhash
 
 from tracekv.capture import answers
 from tracekv.capture.budget import ENTER_NS, HOOK_NS
-from tracekv.capture.describers import describe
+from tracekv.capture.describers import plan_of
 from tracekv.capture.envelope import Envelope
 from tracekv.capture.hooks import hooks
 from tracekv.capture.session import Session
@@ -43,16 +43,12 @@ from tracekv.journal.records import (
     RegisterCall,
     RequestResetCall,
     TracingReduced,
-    Transfer,
 )
-from tracekv.journal.vocabulary import Source, Tier
 
 #: Idle polls are told at least this often, so that a reader sees that the loop still turns.
 _IDLE_FLUSH_NS = 1_000_000_000
 #: What is only counted while tracing costs too much: what comes with every pass.
 _PER_STEP = frozenset({"simple", "build", "bind", "end_pass", "finished", "idle_poll"})
-#: A plan names pages, not requests.
-UNKNOWN_REQUEST = -1
 _COUNTS_EVERY_NS = 1_000_000_000
 _NO_HOOKS = bytes(MAX_LAYERS * 16)
 
@@ -288,17 +284,8 @@ class Recorder:
                 has_metadata=answers.has_content(metadata),
             )
         )  # fmt: skip
-        self._tell_plan(metadata, started, ended)
-
-    def _tell_plan(self, metadata: object, started: int, ended: int) -> None:
-        sizes = self._session.page_bytes
-        for direction, group, pages in describe(metadata):
-            self.write(
-                Transfer(
-                    direction, Source.PLANNED, Tier.DISK, UNKNOWN_REQUEST, current.step, group, pages,
-                    len(pages) * sizes.get(group, 0), 0, started, ended, 0, 0, 0, 0, 0, None,
-                )
-            )  # fmt: skip
+        for planned in plan_of(metadata, self._session.page_bytes, current.step, started, ended):
+            self.write(planned)
 
     @_instrument
     def finish(self, code: int, started: int, ended: int, request: Any, pages: list[list[int]], answer: Any) -> None:

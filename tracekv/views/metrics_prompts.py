@@ -62,17 +62,14 @@ class PromptTokens:
             self._settle(*self._prompts.popitem(last=False))
         self._prompts[record.request_id] = _Prompt(record)
 
-    def allocated(self, record: AllocCall) -> tuple[int, int] | None:
-        """A request got pages: its computed and its honoured tokens; None where its query isn't known."""
+    def allocated(self, record: AllocCall) -> None:
+        """A request got pages, and perhaps tells what was honoured."""
         prompt = self._prompts.get(record.request_id)
-        if prompt is None:
-            return None
-        honoured = prompt.query.offered_tokens if record.honoured_tokens is None else record.honoured_tokens
-        if not prompt.is_settled:
-            prompt.has_pages = True
-            prompt.honoured = honoured
-            self._computing.add(record.request_id)
-        return prompt.query.computed_tokens, honoured
+        if prompt is None or prompt.is_settled:
+            return
+        prompt.has_pages = True
+        prompt.honoured = prompt.query.offered_tokens if record.honoured_tokens is None else record.honoured_tokens
+        self._computing.add(record.request_id)
 
     def scheduled(self, record: BuildCall) -> None:
         """A pass was planned."""
