@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tracekv_fsspec.format import padded
-from tracekv_fsspec.index import Shard
+from tracekv_fsspec.index import Shard, first_missing
 
 
 class StaleSlot(RuntimeError):
@@ -44,8 +44,8 @@ class _Pool:
         "keys",
         "page_bytes",
         "pins",
+        "recency",
         "stride",
-        "unpinned",
     )
 
     def __init__(self, base: int, page_bytes: int, slots: int) -> None:
@@ -58,12 +58,27 @@ class _Pool:
         self.is_filling = bytearray(slots)
         self.keys: list[bytes | None] = [None] * slots
         self.by_key: dict[bytes, int] = {}
-        self.unpinned: OrderedDict[int, None] = OrderedDict()
+        #: Staged slots, the one to be evicted first at the front. A pinned one may be among them: whoever evicts takes it out, and
+        #: it comes back with its last pin. So a query pins a thousand blocks without touching this.
+        self.recency: OrderedDict[int, None] = OrderedDict()
 
-    def pin(self, number: int) -> None:
-        if self.pins[number] == 0:
-            del self.unpinned[number]
-        self.pins[number] += 1
+    def evict(self) -> int | None:
+        """The staged slot that was used least recently, no longer to be found by its key; None where all are pinned."""
+        while self.recency:
+            number, _ = self.recency.popitem(last=False)
+            if not self.pins[number]:
+                key = self.keys[number]
+                if key is not None:
+                    del self.by_key[key]
+                self.keys[number] = None
+                return number
+        return None
+
+    def unpin(self, number: int) -> None:
+        self.pins[number] -= 1
+        if not self.pins[number]:
+            self.recency.pop(number, None)
+            self.recency[number] = None
 
 
 class Arena:
@@ -112,7 +127,8 @@ class Arena:
     def free_slots(self, shard: Shard) -> int:
         """Slots that could be had now: free, or staged and unpinned."""
         with self._lock:
-            return len(self._pools[shard].free) + len(self._pools[shard].unpinned)
+            pool = self._pools[shard]
+            return len(pool.free) + sum(not pool.pins[number] for number in pool.recency)
 
     def allocate(self, shard: Shard) -> Slot | None:
         """A slot to fill, evicting the staged block that was used least recently; None where all are pinned."""
@@ -124,12 +140,8 @@ class Arena:
         with self._lock:
             for shard in shards:
                 pool = self._pools[shard]
-                if pool.free:
-                    number = pool.free.pop()
-                elif pool.unpinned:
-                    number, _ = pool.unpinned.popitem(last=False)
-                    self._forget_key(pool, number)
-                else:
+                number = pool.free.pop() if pool.free else pool.evict()
+                if number is None:
                     break
                 pool.is_filling[number] = 1
                 generation = pool.generations[number] = pool.generations[number] + 1
@@ -155,7 +167,7 @@ class Arena:
                 holder = pool.by_key.get(key)
                 if holder is not None:
                     pool.free.append(number)
-                    pool.pin(holder)
+                    pool.pins[holder] += 1
                     held.append(Slot(slot.shard, holder, pool.generations[holder]))
                     continue
                 pool.keys[number] = key
@@ -179,22 +191,28 @@ class Arena:
         """The staged slot of a key, kept from eviction until :meth:`unpin_each`; None where it isn't staged."""
         return self.pin_each(shard, (key,))[0]
 
-    def pin_each(self, shard: Shard, keys: Iterable[bytes]) -> list[Slot | None]:
-        """:meth:`pin` for several keys under one lock; a query does nothing else as often."""
+    def pin_each(self, shard: Shard, keys: Sequence[bytes]) -> list[Slot | None]:
+        """:meth:`pin` for several keys under one lock."""
+        return [None if number is None else self.slot(shard, number) for number in self.pin_run(shard, keys)]
+
+    def pin_run(self, shard: Shard, keys: Sequence[bytes]) -> list[int | None]:
+        """:meth:`pin` for several keys, as numbers of slots: a query does nothing else as often, and rarely needs more of them."""
         pool = self._pools[shard]
-        find, pins, generations, unpinned = pool.by_key.get, pool.pins, pool.generations, pool.unpinned
-        slots: list[Slot | None] = []
+        pins = pool.pins
         with self._lock:
-            for key in keys:
-                number = find(key)
-                if number is None:
-                    slots.append(None)
-                    continue
-                if not pins[number]:
-                    del unpinned[number]
-                pins[number] += 1
-                slots.append(Slot(shard, number, generations[number]))
-        return slots
+            numbers = list(map(pool.by_key.get, keys))
+            for number in numbers:
+                if number is not None:
+                    pins[number] += 1
+        return numbers
+
+    def slot(self, shard: Shard, number: int) -> Slot:
+        """A slot that the caller has pinned, as it is used now."""
+        return Slot(shard, number, self._pools[shard].generations[number])
+
+    def staged_run(self, shard: Shard, keys: Sequence[bytes], start: int = 0) -> int:
+        """The ordinal of the first key from ``start`` on that isn't staged, or ``len(keys)``; takes no lock, as :meth:`holds`."""
+        return first_missing(self._pools[shard].by_key, keys, start)
 
     def unpin_each(self, slots: Iterable[Slot]) -> None:
         """Give pins back. The slot given last is the last to be evicted: give the tail of a prompt first."""
@@ -203,9 +221,16 @@ class Arena:
                 pool = self._checked(slot, filling=False)
                 if pool.pins[slot.number] <= 0:
                     raise StaleSlot(f"slot {slot.number} of {slot.shard} is unpinned more often than pinned")
-                pool.pins[slot.number] -= 1
-                if pool.pins[slot.number] == 0:
-                    pool.unpinned[slot.number] = None
+                pool.unpin(slot.number)
+
+    def unpin_run(self, shard: Shard, numbers: Iterable[int]) -> None:
+        """:meth:`unpin_each` for slots of one shard, by their numbers. Only for pins that the caller surely holds."""
+        pool = self._pools[shard]
+        with self._lock:
+            for number in numbers:
+                if pool.pins[number] <= 0:
+                    raise StaleSlot(f"slot {number} of {shard} is unpinned more often than pinned")
+                pool.unpin(number)
 
     def view(self, slot: Slot) -> memoryview:
         """The slot's bytes, padding included. Valid while the slot is being filled or pinned.
@@ -242,10 +267,3 @@ class Arena:
         if pool.generations[slot.number] != slot.generation or bool(pool.is_filling[slot.number]) != filling:
             raise StaleSlot(f"slot {slot.number} of {slot.shard}, generation {slot.generation}, is in other use")
         return pool
-
-    @staticmethod
-    def _forget_key(pool: _Pool, number: int) -> None:
-        key = pool.keys[number]
-        if key is not None:
-            del pool.by_key[key]
-        pool.keys[number] = None
