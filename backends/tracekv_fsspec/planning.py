@@ -202,6 +202,7 @@ class Planner:
                 saves[block.shard].add(pages[block.shard], block.slot, size)
             saved += blocks
         request.next_save = max(request.next_save, end)
+        request.is_being_saved |= bool(saves)
         plan.saves.extend(saves.values())
         for shard, count in dropped.items():
             tracekv.drop(
@@ -245,7 +246,9 @@ class Planner:
         if not shards:
             return blocks
         for shard in shards:
-            slot = request.broken_by or writer.reserve(shard, chain.keys[ordinal])
+            slot = request.broken_by or writer.reserve(
+                shard, chain.keys[ordinal], is_new_chain=not request.is_being_saved
+            )
             if isinstance(slot, DropReason):
                 # A block behind a gap can never be found, so the rest of this chain is dropped with it.
                 request.broken_by = slot

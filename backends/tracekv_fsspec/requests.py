@@ -62,6 +62,7 @@ class Request:
         owed: Blocks ``[a, b)`` of an offer that the runtime took but didn't schedule at once.
         is_reported: Whether it was in ``new_requests`` already.
         next_save: Ordinal of the first block that was not considered for saving yet.
+        is_being_saved: Whether blocks of it were taken for saving in an earlier pass.
         broken_by: Why a block of this chain was dropped; the ones behind it could never be found.
     """
 
@@ -74,6 +75,7 @@ class Request:
     pages: dict[int, list[int]] = field(default_factory=dict)
     is_reported: bool = False
     next_save: int = 0
+    is_being_saved: bool = False
     broken_by: DropReason | None = None
 
     def bypass(self) -> None:
@@ -116,6 +118,7 @@ class Request:
         self.pages = {}
         self.owed = None
         self.next_save = 0
+        self.is_being_saved = False
         self.is_reported = False
         self.broken_by = None
         if self.chain is not None:

@@ -30,8 +30,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offer_wait_ms: Milliseconds = 0
     #: Host memory for blocks that were read ahead or wait to be stored.
     arena_bytes: Bytes = 1 << 30
-    #: Of it, how much may wait to be stored; past it, the newest blocks are dropped.
+    #: Of it, how much may wait to be stored; past it, blocks are dropped. The last quarter is for requests of which something is
+    #: already saved, so tails of new chains are dropped first.
     write_queue_bytes: Bytes = 256 << 20
+    #: How long storing what waits may take at the rate at which the store was seen to take it in; past it, as past the bytes.
+    write_queue_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     #: How often other writers' manifests are looked for.
     refresh_ms: Annotated[int, msgspec.Meta(ge=10)] = 2000
     #: How long a read may take with all its tries before its blocks are a miss.

@@ -17,6 +17,7 @@ from typing import Any
 from tracekv.journal.vocabulary import Direction, DropReason
 from tracekv.reporting import drop
 from tracekv_fsspec.arena import Arena, Slot
+from tracekv_fsspec.backlog import Backlog
 from tracekv_fsspec.catalog import Catalog
 from tracekv_fsspec.copies import Copies
 from tracekv_fsspec.format import SegmentHeader
@@ -78,7 +79,8 @@ class Stager:
         self.catalog = Catalog(store, self.index, deployment=digest, own=own, refresh_s=settings.refresh_ms / 1000)
         self.catalog.start()
         self.reader = Reader(store, self.index, self.arena, deployment=digest, layout=deployment.layout)
-        self.writer = Writer(store, self.index, self.arena, header, settings.write_queue_bytes, own)
+        backlog = Backlog(settings.write_queue_bytes, settings.write_queue_ms / 1000)
+        self.writer = Writer(store, self.index, self.arena, header, backlog, own)
         self.copies = Copies(self.arena.unpin_each, self.writer.submit, self._lost)
         self._closing = threading.Lock()
         self._is_closed = False

@@ -17,6 +17,7 @@ from time import monotonic, perf_counter_ns
 import tracekv
 from tracekv.journal.vocabulary import Direction, DropReason, Operation
 from tracekv_fsspec.arena import Arena, Slot
+from tracekv_fsspec.backlog import Backlog
 from tracekv_fsspec.format import Block, Payload, SegmentHeader, pack_segment
 from tracekv_fsspec.index import Index, Shard
 from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry, pack
@@ -68,12 +69,12 @@ class Writer:
 
     Args:
         header: What every segment's header of this engine has in common.
-        queue_bytes: How much may be pending.
+        backlog: How much may be pending.
         own: The ids that this engine wrote under; the header's is the first, others are appended.
     """
 
     def __init__(
-        self, store: Store, index: Index, arena: Arena, header: SegmentHeader, queue_bytes: int, own: list[bytes]
+        self, store: Store, index: Index, arena: Arena, header: SegmentHeader, backlog: Backlog, own: list[bytes]
     ) -> None:
         self._own = own
         self._committed_at = monotonic()
@@ -82,10 +83,9 @@ class Writer:
         self._index = index
         self._arena = arena
         self._header = header
-        self._queue_bytes = queue_bytes
+        self._backlog = backlog
         self._changed = threading.Condition()
         self._pending: set[tuple[Shard, bytes]] = set()
-        self._pending_bytes = 0
         self._submitted: list[SaveBlock] = []
         self._unstored = 0
         self._open: dict[bytes, _Open] = {}
@@ -99,19 +99,25 @@ class Writer:
         """Whether a block is stored or on its way, so that it needs no save."""
         return self._index.holds(shard, key) or (shard, key) in self._pending
 
-    def reserve(self, shard: Shard, key: bytes) -> Slot | DropReason:
-        """A slot for a block to be saved, or why there is none. Does no I/O and waits for nothing."""
+    def reserve(self, shard: Shard, key: bytes, *, is_new_chain: bool = False) -> Slot | DropReason:
+        """A slot for a block to be saved, or why there is none. Does no I/O and waits for nothing.
+
+        Args:
+            is_new_chain: Nothing of the block's request was taken in an earlier pass; when there is little room left, it is kept
+                for those of which something was.
+        """
         size = self._arena.slot_bytes(shard)
         with self._changed:
             if self._is_closed:
                 return DropReason.CLOSED
-            if self._pending_bytes + size > self._queue_bytes:
-                return DropReason.QUEUE_FULL
+            refusal = self._backlog.refusal(size, is_new_chain=is_new_chain)
+            if refusal is not None:
+                return refusal
             slot = self._arena.allocate(shard)
             if slot is None:
                 return DropReason.ARENA_FULL
             self._pending.add((shard, key))
-            self._pending_bytes += size
+            self._backlog.add(size)
             return slot
 
     def cancel(self, blocks: Sequence[SaveBlock]) -> None:
@@ -218,6 +224,8 @@ class Writer:
     def _seal(self, namespace: bytes) -> None:
         group = self._open.pop(namespace)
         reason, error = None, ""
+        with self._changed:
+            self._backlog.commit_begins()
         try:
             self._store_blocks(namespace, group)
         except StoreError as failure:
@@ -229,6 +237,7 @@ class Writer:
             _log.warning("tracekv: %d blocks are not saved (%s): %s", len(group.blocks), reason.value, error)
             _report_drop(reason, group.blocks, self._arena)
         with self._changed:
+            self._backlog.commit_ends(0 if reason else group.nbytes)
             self._arena.unpin_each(block.slot for block in reversed(group.blocks))
             for block in group.blocks:
                 self._forget(block)
@@ -296,7 +305,7 @@ class Writer:
 
     def _forget(self, block: SaveBlock) -> None:
         self._pending.discard((block.shard, block.key))
-        self._pending_bytes -= self._arena.slot_bytes(block.shard)
+        self._backlog.remove(self._arena.slot_bytes(block.shard))
 
 
 def _entry(block: Block, segment: int) -> BlockEntry:

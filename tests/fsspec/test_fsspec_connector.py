@@ -448,7 +448,7 @@ def test_saving_does_no_io_on_the_engines_thread_and_waits_for_no_store(engines,
 
 def test_a_full_queue_drops_the_tail_of_a_chain_and_counts_it(engines, configure, faulty, records):
     page = 4096
-    configure(url="faulty://kv", write_queue_bytes=3 * page)
+    configure(url="faulty://kv", write_queue_bytes=4 * page)
     tokens = prompt(6)
     engine = engines()
     running = engine.prefill(1, tokens)

@@ -116,7 +116,13 @@ class _Bench:
         self._blocks = blocks
         deployment = Deployment("bench", "torch.bfloat16", 32, secrets.token_bytes(32))
         self._namespace = namespace_digest(deployment.digest())
-        settings = Settings(url=url, arena_bytes=blocks * padded(size), write_queue_bytes=1 << 40, refresh_ms=3_600_000)
+        settings = Settings(
+            url=url,
+            arena_bytes=blocks * padded(size),
+            write_queue_bytes=1 << 40,
+            write_queue_ms=1 << 40,
+            refresh_ms=3_600_000,
+        )
         self._journal = MemoryJournal()
         self._open = partial(open_store, url, options, s3_client=s3_client)
         self._store = self._open()

@@ -117,6 +117,7 @@ class DropReason(str, Enum):
     """Why blocks were not saved."""
 
     QUEUE_FULL = "queue_full"
+    QUEUE_SLOW = "queue_slow"
     ARENA_FULL = "arena_full"
     NO_SPACE = "no_space"
     STORE_DOWN = "store_down"
