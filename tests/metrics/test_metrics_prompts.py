@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.metrics.reading import SOURCE, of, view_of
+from tests.metrics.reading import SOURCE, histograms, of, view_of
 from tests.views.sample_run import allocated, built, call, finished, looked_up, queried, transferred
 from tracekv.journal.records import BuildCall, RequestResetCall
 from tracekv.journal.vocabulary import Callback, Direction, MissReason
@@ -121,3 +121,34 @@ def test_a_connectors_odd_answer_makes_no_counter_fall(facts: dict[str, int]) ->
     view = view_of(queried(**facts), allocated(honoured=None), finished(), call(Callback.WAIT_FOR_SAVE, 1, 2))
 
     assert min(tokens(view)) >= 0
+
+
+def test_a_prompt_waits_from_its_first_query_until_it_has_pages() -> None:
+    blocked = queried(1000, 1010), queried(5000, 5010)
+    view = view_of(*blocked, allocated(2_001_000, 2_001_100))
+
+    assert histograms(view, "tracekv.prompt.wait")[()].sum == 0.002
+
+
+def test_a_prompts_duration_ends_with_the_first_pass_beyond_it_and_is_told_by_hit_and_miss() -> None:
+    late = decoding(request_id=9)
+    late.started_ns = 4_000_000
+    view = view_of(*PREFILL, decoding(), queried(1000, 1010, 9), allocated(1020, 1030, 9, honoured=0), late)
+    durations = histograms(view, "tracekv.prompt.duration")
+
+    assert durations["hit",].sum == 2e-6
+    assert durations["miss",].sum == 0.003999
+
+
+def test_a_prompt_that_never_got_pages_has_no_duration() -> None:
+    view = view_of(queried(), finished())
+
+    assert of(view, "tracekv.prompts") == {(): 1}
+    assert histograms(view, "tracekv.prompt.duration") == {}
+
+
+def test_a_prompt_that_is_computed_anew_is_timed_from_the_new_query() -> None:
+    view = view_of(*PREFILL, queried(2_000_000, 2_000_010), allocated(2_001_000, 2_001_010))
+
+    assert histograms(view, "tracekv.prompt.duration") == {}
+    assert histograms(view, "tracekv.prompt.wait")[()].count == 2

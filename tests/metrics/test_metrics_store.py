@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.metrics.reading import SOURCE, histograms, of, view_of
 from tests.views.sample_run import call, dropped, stored
-from tracekv.journal.records import Prefetch, TracerFault, TracingReduced
-from tracekv.journal.vocabulary import Callback, Operation, Outcome, PrefetchFate
+from tracekv.journal.records import Prefetch, StoreCeiling, TracerFault, TracingReduced
+from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, PrefetchFate
 
 
 def test_a_store_operation_counts_time_outcome_attempts_and_bytes() -> None:
@@ -37,6 +37,17 @@ def test_the_breakers_state_is_one_of_three() -> None:
         ("local", "open"): 0,
         ("local", "half_open"): 0,
     }
+
+
+def test_a_ceiling_belongs_to_no_rank_the_last_one_counts_and_it_outlives_its_process() -> None:
+    view = view_of(
+        StoreCeiling(1, "s3", None, Direction.LOAD, 65536, 100, 90),
+        StoreCeiling(2, "s3", None, Direction.LOAD, 65536, 80, 70),
+        StoreCeiling(2, "gs", None, Direction.SAVE, 65536, 60, 50),
+    )
+    view.ended(SOURCE)
+
+    assert of(view, "tracekv.store.ceiling") == {("s3", "load"): 80, ("other", "save"): 60}
 
 
 def test_drops_count_blocks_and_bytes_by_reason() -> None:

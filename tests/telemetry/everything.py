@@ -14,6 +14,7 @@ from tracekv.journal.records import (
     Prefetch,
     Record,
     SettingsSeen,
+    StoreCeiling,
     TracingReduced,
 )
 from tracekv.journal.vocabulary import Callback, Direction, DropReason, MissReason, Operation, Outcome, PrefetchFate
@@ -34,6 +35,7 @@ EVERYTHING: list[Record] = [
     *(Prefetch(7200, 20, fate, 1, 1, 1) for fate in PrefetchFate),
     *(Drop(7200, Direction.SAVE, reason, 20, 0, 3, 300) for reason in DropReason),
     stored(7110, 7120, breaker="half_open"),
+    StoreCeiling(7130, "s3", "bucket", Direction.LOAD, 65536, 1_000_000, 900_000),
     finished(7300, 7310, 20),
     dropped(7311, 20),
     polled(7320, 7330, answer="tuple", loading_given=[20]),

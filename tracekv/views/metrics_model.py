@@ -180,6 +180,11 @@ class Collected:
         return [MetricPoints(name, known[name]) for name in registry().metrics if name in known]
 
 
+def store_engine(engine: str) -> str:
+    """The engine as a word of the closed set."""
+    return engine if engine in registry().enums["store_engine"].words else "other"
+
+
 def _labels(key: Key, rank: int | None) -> tuple[LabelValue, ...]:
     return key[1:] if rank is None else (rank, *key[1:])
 

@@ -32,6 +32,7 @@ from tracekv.journal.records import (
     RequestResetCall,
     RunJoined,
     SettingsSeen,
+    StoreCeiling,
     StoreOperation,
     TracerFault,
     TracingReduced,
@@ -40,7 +41,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, PrefetchFate, Side, Source
 from tracekv.views import names
 from tracekv.views.facts import UNKNOWN_GROUP, Facts
-from tracekv.views.metrics_model import Collected, Histogram, Totals
+from tracekv.views.metrics_model import Collected, Histogram, Totals, store_engine
 from tracekv.views.metrics_overlap import Overlap
 from tracekv.views.metrics_prompts import PromptTokens
 from tracekv.views.registry import registry
@@ -55,7 +56,6 @@ _WAIT = _CALLBACK_NAMES[Callback.WAIT_FOR_LAYER_LOAD]
 _SAVE = _CALLBACK_NAMES[Callback.SAVE_KV_LAYER]
 _OTHER = "other"
 _BREAKER_STATES = tuple(registry().enums["breaker"].words)
-_ENGINES = frozenset(registry().enums["store_engine"].words)
 
 Pick = Callable[[Sequence[int]], tuple[int, ...]]
 
@@ -81,7 +81,7 @@ class ProcessMetrics:
         self.has_worker = False
         self.records = self.lost = self.undecodable = self.bytes_written = 0
         self._counts = self.totals.counts
-        self._prompts = PromptTokens(self._counts)
+        self._prompts = PromptTokens(self.totals)
         self._overlap = Overlap(self._counts)
         self._durations: dict[int, Histogram] = {}
         self._loading: dict[int, int] = {}
@@ -112,6 +112,7 @@ class ProcessMetrics:
             Transfer: self._transfer,
             Lookup: self._lookup,
             StoreOperation: self._store,
+            StoreCeiling: self._ceiling,
             Drop: self._drop,
             Prefetch: self._prefetch,
             ConnectorWrapped: self._wrapped,
@@ -214,7 +215,7 @@ class ProcessMetrics:
     def _finish(self, record: FinishCall) -> None:
         self._call(record)
         self._pages(record.callback, record.pages, None)
-        self._prompts.finished(record.request_id)
+        self._prompts.finished(record.request_id, record.started_ns)
 
     def _reset(self, record: RequestResetCall) -> None:
         self._call(record)
@@ -353,7 +354,7 @@ class ProcessMetrics:
     def _store(self, record: StoreOperation) -> None:
         self._saw(record.ended_ns)
         counts = self._counts
-        engine = record.engine if record.engine in _ENGINES else _OTHER
+        engine = store_engine(record.engine)
         operation = record.operation._value_
         took = record.ended_ns - record.started_ns
         self.totals.histogram(names.METRIC_STORE_OPERATION_DURATION, engine, operation).add(took)
@@ -361,6 +362,9 @@ class ProcessMetrics:
         counts[names.METRIC_STORE_ATTEMPTS, engine, operation] += max(0, record.attempts)
         counts[names.METRIC_STORE_IO, engine, operation] += max(0, record.nbytes)
         self._breakers[engine] = record.breaker
+
+    def _ceiling(self, record: StoreCeiling) -> None:
+        self._saw(record.at_ns)  # it belongs to no rank: see Ranks
 
     def _drop(self, record: Drop) -> None:
         self._saw(record.at_ns)

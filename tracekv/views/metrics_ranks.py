@@ -1,19 +1,21 @@
-"""What only several ranks together tell: how far apart they give requests back, which pages are held, whether settings differ."""
+"""What only several ranks together tell, or none: how far apart they give requests back, which pages are held, whether settings
+differ, and what a store was measured to give.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from tracekv.journal.records import FinishCall, FinishedCall, Record, RunJoined, SettingsSeen
+from tracekv.journal.records import FinishCall, FinishedCall, Record, RunJoined, SettingsSeen, StoreCeiling
 from tracekv.views import names
-from tracekv.views.metrics_model import Collected, Totals
+from tracekv.views.metrics_model import Collected, Totals, store_engine
 from tracekv.views.metrics_process import ProcessMetrics
 
 #: Requests of a run that are remembered, of each kind.
 MAX_REQUESTS = 4096
 #: Records that :class:`Ranks` wants to see.
-OF_INTEREST = frozenset({FinishCall, FinishedCall, RunJoined, SettingsSeen})
+OF_INTEREST = frozenset({FinishCall, FinishedCall, RunJoined, SettingsSeen, StoreCeiling})
 
 
 class _Held:
@@ -76,6 +78,9 @@ class Ranks:
                     self._gave_back(run, process, ("save", request_id), at)
             case RunJoined() | SettingsSeen():
                 self._compare_settings(run, process)
+            case StoreCeiling():
+                engine, direction = store_engine(record.engine), record.direction.value
+                self._totals.counts[names.METRIC_STORE_CEILING, engine, direction] = max(0, record.bytes_per_s)
 
     def forget(self, process: ProcessMetrics) -> None:
         """A process is gone, and what it held with it."""

@@ -17,7 +17,7 @@ TIER = "tracekv.tier"
 SETTINGS_DIGEST = "tracekv.settings.digest"
 
 #: Prometheus' words for units of UCUM, as OpenTelemetry's mapping has them.
-_UNIT_WORDS = {"By": "bytes", "s": "seconds"}
+_UNIT_WORDS = {"By": "bytes", "s": "seconds", "By/s": "bytes_per_second"}
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
