@@ -148,7 +148,7 @@ def sources(path: Path) -> dict[int, JournalFacts]:
         OSError: It can't be read.
     """
     with path.open("rb") as file:
-        _check_prefix(file, path)
+        check_prefix(file, path)
         return {
             entry.source: msgspec.msgpack.decode(entry.payload, type=JournalFacts)
             for entry in _entries(file, PREFIX.size)
@@ -156,7 +156,8 @@ def sources(path: Path) -> dict[int, JournalFacts]:
         }
 
 
-def _check_prefix(file: BinaryIO, path: Path) -> None:
+def check_prefix(file: BinaryIO, path: Path) -> None:
+    """Read and check what an archive begins with; raises as :func:`sources` does."""
     prefix = file.read(PREFIX.size)
     if len(prefix) < PREFIX.size or not prefix.startswith(MAGIC):
         raise JournalFormatError(f"tracekv: {path} is no archive of journals: it begins with {prefix[:8]!r}")

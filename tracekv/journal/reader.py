@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol, Self
@@ -125,6 +125,11 @@ class _RingView:
     def rewind(self) -> None:
         """Back to the oldest record."""
         self._position = 0
+        self.pending = []
+
+    def go_to(self, position: int) -> None:
+        """Read on from a position."""
+        self._position = position
         self.pending = []
 
     def collect(self, limit: int) -> None:
@@ -321,6 +326,22 @@ class RingReader:
             for layer, (started, ended) in enumerate(pairs)
             if started
         ]
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The file as it is now."""
+        return self._mapping
+
+    @property
+    def areas(self) -> tuple[Area, Area, Area]:
+        """Its rings."""
+        return self._layout.rings
+
+    def follow_from(self, cursor: int, positions: Sequence[int]) -> None:
+        """Go on behind what was read otherwise: number ``cursor`` comes next, at ``positions`` of the rings."""
+        self._cursor = cursor
+        for ring, position in zip(self._rings, positions, strict=True):
+            ring.go_to(position)
 
     def written_bytes(self) -> int:
         """Bytes that records have taken since the start, in all rings, overwritten ones too."""

@@ -1,0 +1,173 @@
+"""Where the frames of a ring or of an archive lie, by kind of record: found without making an object of any record.
+
+A frame is checked as a reader checks it (position and CRC, or an entry's CRC), and of its payload only the tag is looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from array import array
+from collections.abc import Callable
+from zlib import crc32
+
+from tracekv.journal import archive
+from tracekv.journal.layout import FRAME, FRAME_BYTES, SLOT_BYTES, Area
+
+_HEAD = struct.Struct("<q")
+#: Bytes after which the pages read so far are given back: a file may be larger than the memory that a reader should take.
+_WINDOW = 32 << 20
+
+Progress = Callable[[int], object]
+"""Told how many bytes of a file were passed since it was told last."""
+
+
+class Kinds:
+    """Where the records of one process lie in one place, by tag; positions and sequence numbers rise within a tag.
+
+    Attributes:
+        by_tag: ``{tag: (sequence numbers, places)}``; what a place is, the owner knows.
+        first: Lowest sequence number; ``last`` the highest, -1 for none.
+        records: How many there are.
+    """
+
+    def __init__(self) -> None:
+        self.by_tag: dict[int, tuple[array[int], array[int]]] = {}
+        self.first = -1
+        self.last = -1
+        self.records = 0
+
+    def tag(self, tag: int) -> tuple[array[int], array[int]]:
+        """The numbers and places of a tag, to be appended to."""
+        found = self.by_tag[tag] = (array("Q"), array("Q"))
+        return found
+
+    def close(self) -> None:
+        """Sum up, when all is appended."""
+        numbers = [numbers for numbers, _ in self.by_tag.values() if numbers]
+        self.records = sum(map(len, numbers))
+        self.first = min((each[0] for each in numbers), default=-1)
+        self.last = max((each[-1] for each in numbers), default=-1)
+
+
+def tag_of(payload: memoryview, at: int) -> int:
+    """The tag of an encoded record: the first element of a MessagePack array; -1 where it isn't one byte."""
+    head = payload[at]
+    tag = payload[at + 1] if head & 0xF0 == 0x90 else payload[at + 3] if head == 0xDC else 0xFF
+    return tag if tag < 0x80 else -1
+
+
+def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds, int]:
+    """The records of one ring, places being positions, and the position to read on from.
+
+    What is half written or damaged is passed over, as ``RingReader`` does.
+    """
+    base, slots, cells = area
+    ring_bytes = slots * SLOT_BYTES
+    longest = ring_bytes - FRAME_BYTES
+    head: int = _HEAD.unpack_from(mapping, cells)[0]
+    position = end_of_read = max(0, head - slots)
+    window = position + _WINDOW // SLOT_BYTES
+    kinds = Kinds()
+    by_tag, unpack = kinds.by_tag, FRAME.unpack_from
+    with memoryview(mapping) as view:
+        while position < head:
+            begin = base + position % slots * SLOT_BYTES
+            crc, length, stored, sequence = unpack(view, begin)
+            end = begin + FRAME_BYTES + length
+            if stored != position or length > longest or _crc(view, begin, end, base, ring_bytes) != crc:
+                position += 1
+                continue
+            # A frame and the first bytes of its payload lie in one slot, so never over the edge.
+            tag = view[begin + 25] if view[begin + 24] & 0xF0 == 0x90 else tag_of(view, begin + 24)
+            found = by_tag.get(tag) or kinds.tag(tag)
+            found[0].append(sequence)
+            found[1].append(position)
+            position += (FRAME_BYTES + length + SLOT_BYTES - 1) // SLOT_BYTES
+            end_of_read = position
+            if position > window:
+                window = position + _WINDOW // SLOT_BYTES
+                progress(_WINDOW)
+                give_back(mapping)
+    progress(min(head, slots) * SLOT_BYTES % _WINDOW)
+    kinds.close()
+    return kinds, end_of_read
+
+
+def _crc(view: memoryview, begin: int, end: int, base: int, ring_bytes: int) -> int:
+    edge = base + ring_bytes
+    if end <= edge:
+        return crc32(view[begin + 4 : end])
+    return crc32(view[base : base + end - edge], crc32(view[begin + 4 : edge]))
+
+
+def ring_payload(mapping: mmap.mmap, area: Area, position: int, *, changes: bool) -> bytes | None:
+    """The payload at a position as it is now; None where it was overwritten since, or is being, where that may be (``changes``)."""
+    base, slots, _ = area
+    begin = base + position % slots * SLOT_BYTES
+    # Copied first: what the CRC is taken over is what is used.
+    head = mapping[begin : begin + FRAME_BYTES]
+    crc, length, stored, _ = FRAME.unpack(head)
+    if stored != position or length > slots * SLOT_BYTES - FRAME_BYTES:
+        return None
+    begin += FRAME_BYTES
+    end, edge = begin + length, base + slots * SLOT_BYTES
+    payload = mapping[begin:end] if end <= edge else mapping[begin:edge] + mapping[base : base + end - edge]
+    return payload if not changes or crc32(payload, crc32(head[4:])) == crc else None
+
+
+class ArchiveScan:
+    """What one archive holds.
+
+    Attributes:
+        facts, states: Encoded facts of each source, and the last state, by number.
+        kinds: Records of each source; places are offsets of entries.
+        truncated_bytes: What comes after the last whole entry.
+    """
+
+    def __init__(self, mapping: mmap.mmap, progress: Progress) -> None:
+        self.facts: dict[int, bytes] = {}
+        self.states: dict[int, bytes] = {}
+        self.kinds: dict[int, Kinds] = {}
+        size = len(mapping)
+        offset = archive.PREFIX.size
+        window = _WINDOW
+        entry_bytes, unpack, record = archive.ENTRY.size, archive.ENTRY.unpack_from, archive.RECORD
+        tags: dict[tuple[int, int], tuple[array[int], array[int]]] = {}
+        with memoryview(mapping) as view:
+            while offset + entry_bytes <= size:
+                crc, length, kind, source, sequence = unpack(view, offset)
+                payload = offset + entry_bytes
+                end = payload + length
+                if end > size or crc32(view[offset + 4 : end]) != crc:
+                    break
+                if kind == record and length:
+                    tag = view[payload + 1] if view[payload] & 0xF0 == 0x90 else tag_of(view, payload)
+                    found = tags.get((source, tag))
+                    if found is None:
+                        found = tags[source, tag] = self.kinds.setdefault(source, Kinds()).tag(tag)
+                    found[0].append(sequence)
+                    found[1].append(offset)
+                elif kind != record:
+                    (self.facts if kind == archive.FACTS else self.states)[source] = mapping[payload:end]
+                offset = end
+                if offset > window:
+                    progress(offset - window + _WINDOW)
+                    window = offset + _WINDOW
+                    give_back(mapping)
+        progress(max(0, size - window + _WINDOW))
+        self.truncated_bytes = size - offset
+        for each in self.kinds.values():
+            each.close()
+
+
+def archive_payload(mapping: mmap.mmap, offset: int) -> bytes:
+    """The payload of the entry at ``offset``, which was checked before."""
+    length: int = archive.ENTRY.unpack_from(mapping, offset)[1]
+    begin = offset + archive.ENTRY.size
+    return mapping[begin : begin + length]
+
+
+def give_back(mapping: mmap.mmap) -> None:
+    """Let the kernel have the pages that were read; they are read again when they are needed."""
+    mapping.madvise(mmap.MADV_DONTNEED)
