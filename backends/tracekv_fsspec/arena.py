@@ -2,26 +2,24 @@
 
 A slot is free, being filled (by a reader of the store, or by a worker that saves), or staged: it then holds the verified bytes
 of a key and can be found by it. Staged slots that nobody pins are evicted, least recently used first, when a slot is wanted.
+
+Everything but the bytes and the generations is the leader's own; the other ranks are told slots by the metadata (``worker_arena``).
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from tracekv_fsspec.arena_file import ArenaFile, ArenaTooSmall, create
+from tracekv_fsspec.arena_tables import Geometry, StaleSlot, tables_bytes
 from tracekv_fsspec.format import padded
 from tracekv_fsspec.index import Shard, first_missing
 
-
-class StaleSlot(RuntimeError):
-    """A slot was used after it had been given to another block. Its bytes must not be touched."""
-
-
-class ArenaTooSmall(ValueError):
-    """Not even one block fits."""
+__all__ = ["Arena", "ArenaTooSmall", "Slot", "StaleSlot"]
 
 
 class Slot(NamedTuple):
@@ -45,15 +43,18 @@ class _Pool:
         "page_bytes",
         "pins",
         "recency",
+        "shared_generations",
         "stride",
     )
 
-    def __init__(self, base: int, page_bytes: int, slots: int) -> None:
+    def __init__(self, base: int, page_bytes: int, slots: int, shared_generations: memoryview) -> None:
         self.base = base
         self.page_bytes = page_bytes
         self.stride = padded(page_bytes)
         self.free = list(range(slots - 1, -1, -1))
         self.generations = [0] * slots
+        #: The same for the other ranks; written with each change, and never read here: a list is faster.
+        self.shared_generations = shared_generations
         self.pins = [0] * slots
         self.is_filling = bytearray(slots)
         self.keys: list[bytes | None] = [None] * slots
@@ -62,7 +63,7 @@ class _Pool:
         #: it comes back with its last pin. So a query pins a thousand blocks without touching this.
         self.recency: OrderedDict[int, None] = OrderedDict()
 
-    def evict(self) -> int | None:
+    def evict(self, evicted: list[bytes]) -> int | None:
         """The staged slot that was used least recently, no longer to be found by its key; None where all are pinned."""
         while self.recency:
             number, _ = self.recency.popitem(last=False)
@@ -70,6 +71,7 @@ class _Pool:
                 key = self.keys[number]
                 if key is not None:
                     del self.by_key[key]
+                    evicted.append(key)
                 self.keys[number] = None
                 return number
         return None
@@ -82,34 +84,55 @@ class _Pool:
 
 
 class Arena:
-    """One anonymous mapping, divided so that every shard has the same number of slots. Any thread may call.
+    """The leader's directory of a node's arena file. Any thread may call.
 
     Args:
-        page_bytes: Bytes of a page, by shard.
-        capacity: Bytes of host memory; what doesn't make a whole slot for every shard is left out.
+        file: Owned from here on: :meth:`close` removes it.
+        geometry: How the file is divided.
 
-    Raises:
-        ArenaTooSmall: No slot fits.
+    Attributes:
+        buffer: The whole file.
+        on_evict: Called with the keys of staged blocks that made room for others; it may only take note.
 
     Source: DESIGN.md "Tiers".
     """
 
-    def __init__(self, page_bytes: Mapping[Shard, int], capacity: int) -> None:
-        per_block = sum(map(padded, page_bytes.values()))
-        self.slots_per_shard = capacity // per_block if per_block else 0
-        if not self.slots_per_shard:
-            raise ArenaTooSmall(
-                f"tracekv: TRACEKV_FSSPEC__ARENA_BYTES={capacity} holds no block of {per_block} bytes "
-                f"({len(page_bytes)} layer groups). Give it room for at least a few prompts."
-            )
-        self._memory = mmap.mmap(-1, self.slots_per_shard * per_block)
-        self.buffer = memoryview(self._memory)
+    def __init__(self, file: ArenaFile, geometry: Geometry) -> None:
+        self.file = file
+        self.geometry = geometry
+        self.buffer = file.buffer
+        self.slots_per_shard = geometry.slots_per_shard
         self._pools: dict[Shard, _Pool] = {}
         self._lock = threading.Lock()
-        base = 0
-        for shard, size in page_bytes.items():
-            self._pools[shard] = _Pool(base, size, self.slots_per_shard)
-            base += self.slots_per_shard * padded(size)
+        self.on_evict: Callable[[Shard, Sequence[bytes]], None] | None = None
+        for shard, size in geometry.page_bytes.items():
+            base, _ = geometry.place(shard)
+            self._pools[shard] = _Pool(base, size, geometry.slots_per_shard, geometry.generations(file.buffer, shard))
+
+    @classmethod
+    def alone(cls, page_bytes: Mapping[Shard, int], capacity: int, directory: Path | None = None) -> Arena:
+        """An arena that no other process maps, for as many ranks as ``page_bytes`` names.
+
+        Args:
+            page_bytes: Bytes of a page, by shard.
+            capacity: Bytes for slots; what doesn't make a whole slot for every shard is left out.
+            directory: See :func:`tracekv_fsspec.arena_file.create`.
+
+        Raises:
+            ArenaTooSmall: No slot fits, or the directory has no room.
+        """
+        world = 1 + max((shard.rank for shard in page_bytes), default=0)
+        least = sum(map(padded, page_bytes.values()))
+        file = create(directory, capacity, tables_bytes(world, capacity), least)
+        try:
+            return cls(file, Geometry(page_bytes, world, file.whereabouts))
+        except ArenaTooSmall:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the file. Its bytes can be used for as long as they are held."""
+        self.file.close()
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -132,21 +155,46 @@ class Arena:
 
     def allocate(self, shard: Shard) -> Slot | None:
         """A slot to fill, evicting the staged block that was used least recently; None where all are pinned."""
-        return next(iter(self.allocate_each((shard,))), None)
+        numbers = self.allocate_run(shard, 1)
+        return self.slot(shard, numbers[0]) if numbers else None
 
-    def allocate_each(self, shards: Iterable[Shard]) -> list[Slot]:
-        """:meth:`allocate` for several under one lock; as many as could be had."""
-        slots: list[Slot] = []
+    def allocate_run(self, shard: Shard, count: int) -> list[int]:
+        """:meth:`allocate` for several of one shard, as numbers of slots; fewer where they can't be had.
+
+        They are in rising order: those of a prompt were mostly filled and are evicted together, so most are neighbours again, and
+        bytes that follow each other in the store arrive in one piece (:meth:`pieces`).
+        """
+        pool = self._pools[shard]
+        evicted: list[bytes] = []
         with self._lock:
-            for shard in shards:
-                pool = self._pools[shard]
-                number = pool.free.pop() if pool.free else pool.evict()
+            numbers = pool.free[-count:] if count else []
+            del pool.free[len(pool.free) - len(numbers) :]
+            while len(numbers) < count:
+                number = pool.evict(evicted)
                 if number is None:
                     break
-                pool.is_filling[number] = 1
-                generation = pool.generations[number] = pool.generations[number] + 1
-                slots.append(Slot(shard, number, generation))
-        return slots
+                numbers.append(number)
+            generations, shared, is_filling = pool.generations, pool.shared_generations, pool.is_filling
+            for number in numbers:
+                is_filling[number] = 1
+                generations[number] += 1
+                shared[number] = generations[number]
+        if evicted and self.on_evict is not None:
+            self.on_evict(shard, evicted)
+        numbers.sort()
+        return numbers
+
+    def pieces(self, shard: Shard, numbers: Sequence[int]) -> list[tuple[int, memoryview]]:
+        """Slots that are being filled, neighbours as one: how many each piece is, and its bytes with their padding."""
+        pool = self._pools[shard]
+        found = []
+        first = 0
+        for end in range(1, len(numbers) + 1):
+            if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+                start = pool.base + numbers[first] * pool.stride
+                found.append((end - first, self.buffer[start : start + (end - first) * pool.stride]))
+                first = end
+        return found
 
     def commit(self, slot: Slot, key: bytes) -> Slot:
         """Say that a filled slot holds the verified bytes of ``key``. It stays pinned once, for the caller.
@@ -154,27 +202,34 @@ class Arena:
         Returns:
             The slot that holds the key, pinned: another one, where the key was staged meanwhile.
         """
-        return self.commit_each(((slot, key),))[0]
-
-    def commit_each(self, filled: Iterable[tuple[Slot, bytes]]) -> list[Slot]:
-        """:meth:`commit` for several under one lock."""
-        held: list[Slot] = []
         with self._lock:
-            for slot, key in filled:
-                pool = self._checked(slot, filling=True)
-                number = slot.number
-                pool.is_filling[number] = 0
-                holder = pool.by_key.get(key)
-                if holder is not None:
+            self._checked(slot, filling=True)
+        return self.slot(slot.shard, self.commit_run(slot.shard, (slot.number,), (key,))[0])
+
+    def commit_run(self, shard: Shard, numbers: Sequence[int], keys: Sequence[bytes]) -> list[int]:
+        """:meth:`commit` for slots of one shard, by their numbers; the numbers of those that hold the keys, each pinned once more."""
+        pool = self._pools[shard]
+        by_key, pins, is_filling = pool.by_key, pool.pins, pool.is_filling
+        held: list[int] = []
+        with self._lock:
+            for number, key in zip(numbers, keys, strict=True):
+                is_filling[number] = 0
+                holder = by_key.setdefault(key, number)
+                if holder == number:
+                    pool.keys[number] = key
+                else:
                     pool.free.append(number)
-                    pool.pins[holder] += 1
-                    held.append(Slot(slot.shard, holder, pool.generations[holder]))
-                    continue
-                pool.keys[number] = key
-                pool.by_key[key] = number
-                pool.pins[number] = 1
-                held.append(slot)
+                pins[holder] += 1
+                held.append(holder)
         return held
+
+    def abandon_run(self, shard: Shard, numbers: Iterable[int]) -> None:
+        """:meth:`abandon` for slots of one shard, by their numbers."""
+        pool = self._pools[shard]
+        with self._lock:
+            for number in numbers:
+                pool.is_filling[number] = 0
+                pool.free.append(number)
 
     def abandon(self, slot: Slot) -> None:
         """Give back a slot that wasn't filled."""
@@ -205,6 +260,13 @@ class Arena:
                 if number is not None:
                     pins[number] += 1
         return numbers
+
+    def pin_again(self, shard: Shard, numbers: Iterable[int]) -> None:
+        """One pin more on each of some slots that the caller has pinned."""
+        pins = self._pools[shard].pins
+        with self._lock:
+            for number in numbers:
+                pins[number] += 1
 
     def slot(self, shard: Shard, number: int) -> Slot:
         """A slot that the caller has pinned, as it is used now."""
@@ -240,19 +302,6 @@ class Arena:
         """
         start, stop = self.extent(slot)
         return self.buffer[start:stop]
-
-    def view_each(self, slots: Iterable[Slot]) -> list[memoryview]:
-        """:meth:`view` for several."""
-        buffer, pools = self.buffer, self._pools
-        views = []
-        for slot in slots:
-            shard, number, generation = slot
-            pool = pools[shard]
-            if pool.generations[number] != generation:
-                self.extent(slot)  # says what is wrong
-            start = pool.base + number * pool.stride
-            views.append(buffer[start : start + pool.stride])
-        return views
 
     def extent(self, slot: Slot) -> tuple[int, int]:
         """Where a slot lies in :attr:`buffer`; StaleSlot as :meth:`view`."""

@@ -14,32 +14,42 @@ import threading
 import weakref
 from typing import Any
 
-from tracekv.contract.reading import LayoutView
+from tracekv_fsspec.node import Node
 from tracekv_fsspec.stager import Stager
+from tracekv_fsspec.worker_arena import WorkerArena
 
 
 class Seat:
     """A worker of this process.
 
     Attributes:
-        layout: Its caches, once they are registered.
-        stager: Whose slots it copies to and from, once its scheduler has found it.
+        node: The engine's ranks, once they met.
+        arena: This worker's side of their arena.
+        stager: The leader's, once its scheduler has found this seat.
     """
 
     def __init__(self, llm_args: Any) -> None:
         self.llm_args = llm_args
-        self.layout: LayoutView | None = None
+        self.node: Node | None = None
+        self.arena: WorkerArena | None = None
         self.stager: Stager | None = None
         self.registered = 0
         self.is_taken = False
         with _lock:
             _seats.add(self)
 
-    def register(self, layout: LayoutView) -> None:
-        """The worker knows its caches."""
+    def register(self, node: Node) -> None:
+        """The worker has met the other ranks."""
         with _lock:
-            self.layout = layout
+            self.node = node
+            self.arena = WorkerArena(node.file, node.geometry, node.rank)
             self.registered = next(_order)
+
+    def lead(self, stager: Stager) -> None:
+        """The scheduler of this process has its stager: copies that end here are taken up at once."""
+        self.stager = stager
+        if self.arena is not None:
+            self.arena.ended = stager.copies.own_ended
 
 
 _lock = threading.Lock()
@@ -51,7 +61,7 @@ def take_seat(llm_args: Any) -> Seat | None:
     """The seat of a scheduler's own worker, which is the scheduler's from now on; None where no worker has caches yet."""
     with _lock:
         ready = sorted(
-            (seat for seat in _seats if seat.layout is not None and not seat.is_taken), key=lambda seat: seat.registered
+            (seat for seat in _seats if seat.node is not None and not seat.is_taken), key=lambda seat: seat.registered
         )
         own = [seat for seat in ready if llm_args is not None and seat.llm_args is llm_args]
         chosen = (own or ready)[-1:]

@@ -7,12 +7,11 @@ from time import perf_counter_ns
 from typing import Any
 
 import tracekv
-from tracekv.contract import KvCacheConnectorScheduler, current_runtime
+from tracekv.contract import KvCacheConnectorScheduler
 from tracekv.contract.reading import honoured_tokens, prompt_length
 from tracekv.journal.vocabulary import MissReason
 from tracekv.settings import SettingsError, load_section
 from tracekv_fsspec import local, offers
-from tracekv_fsspec.index import Shard
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.plan import StepPlan
 from tracekv_fsspec.planning import Planner
@@ -35,8 +34,6 @@ class Scheduler(KvCacheConnectorScheduler):
     Raises:
         SettingsError: ``TRACEKV_FSSPEC__MODEL_ID`` is missing, or a setting is wrong.
         StoreUnusable: The store can't be reached, written or read.
-        NotImplementedError: More than one rank.
-        UnknownRuntime: The rank can't be told.
     """
 
     def __init__(self, llm_args: Any = None) -> None:
@@ -47,7 +44,6 @@ class Scheduler(KvCacheConnectorScheduler):
                 "tracekv: TRACEKV_FSSPEC__MODEL_ID is not set. Name the weights that make the KV (model and revision, or a "
                 "digest): blocks of other weights would be served as this model's, so there is no default."
             )
-        refuse_ranks()
         self._store: Store = open_configured(self._settings)
         check_usable(self._store)
         self._engine: offers.Engine | None = None
@@ -57,34 +53,30 @@ class Scheduler(KvCacheConnectorScheduler):
         self._has_said_error = False
 
     def wait_for_initialization(self) -> None:
-        """Take the layout from the worker of this process, and read what the store holds for it.
+        """Take what the ranks agreed on from the worker of this process, and read what the store holds for it.
 
         Raises:
             RuntimeError: No worker of this process has registered its caches.
         """
         seat = local.take_seat(self._llm_args)
-        layout = seat.layout if seat else None
-        if seat is None or layout is None:
+        node = seat.node if seat else None
+        if seat is None or node is None:
             raise RuntimeError(
                 "tracekv: no worker of this process has registered its KV caches, so tracekv_fsspec can't know their layout. "
                 "The runtime has to construct tracekv_fsspec's Worker beside its Scheduler and register the caches first."
             )
-        world = current_runtime().world
         deployment = Deployment(
             model_id=self._settings.model_id or "",
-            dtype=layout.dtype,
-            tokens_per_block=layout.tokens_per_block,
-            layout=layout.fingerprint(),
-            world=world,
+            dtype=node.layout.dtype,
+            tokens_per_block=node.layout.tokens_per_block,
+            layout=node.fingerprint,
+            world=node.world,
             kv_scales=self._settings.kv_scales,
         )
-        page_bytes = {
-            Shard(group.layer_group_id, rank): group.bytes_per_page for rank in range(world) for group in layout.groups
-        }
-        stager = Stager(self._settings, self._store, deployment, page_bytes)
-        self._engine = offers.Engine(self._settings, stager, layout, tuple(page_bytes))
+        stager = Stager(self._settings, self._store, deployment, node.page_bytes, node=node)
+        self._engine = offers.Engine(self._settings, stager, node.layout, tuple(node.page_bytes))
         self._planner = Planner(self._engine, self._requests)
-        seat.stager = stager
+        seat.lead(stager)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Offer whole blocks that are verified in host memory, at most ``prompt - 1 - computed`` tokens; never parked.
@@ -145,7 +137,7 @@ class Scheduler(KvCacheConnectorScheduler):
         if offer is None:
             return 0
         self._planner.offered(books)
-        return (offer.end - offer.start) * self._engine.tokens_per_block
+        return offer.tokens
 
     def _release(self, request: Request) -> None:
         if self._planner is not None:
@@ -184,17 +176,3 @@ def open_configured(settings: Settings) -> Store:
     """
     deadlines = Deadlines(settings.read_deadline_ms / 1000, settings.write_deadline_ms / 1000)
     return open_store(settings.url, settings.storage_options, s3_client=settings.s3_client, deadlines=deadlines)
-
-
-def refuse_ranks() -> None:
-    """Refuse a world that this version can't serve; UnknownRuntime passes through.
-
-    Raises:
-        NotImplementedError: More than one rank.
-    """
-    runtime = current_runtime()
-    if runtime.world != 1:
-        raise NotImplementedError(
-            f"tracekv: tracekv_fsspec runs on one rank so far, and this is rank {runtime.rank} of {runtime.world}. "
-            "Run the model on one GPU, or trace another connector with TRACEKV_CONNECTOR."
-        )

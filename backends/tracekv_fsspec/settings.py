@@ -28,10 +28,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model_id: str | None = None
     #: How long a query may wait for stored blocks to be read and verified.
     offer_wait_ms: Milliseconds = 0
+    #: What makes a stored prefix servable: ``strict``: every layer group has all of it; ``window``: a group with a sliding window has
+    #: its live window. Per-layer-group caches only, and only where the runtime is bound to honour the whole offer.
+    window_lookup: Literal["strict", "window"] = "strict"
+    #: Store the incomplete last block of a prompt, too, and make offers that begin or end inside a block. Not with a single
+    #: KV cache tensor (TensorRT-LLM's V1).
+    partial_blocks: bool = False
     #: Host memory for blocks that were read ahead or wait to be stored.
     arena_bytes: Bytes = 1 << 30
-    #: Of it, how much may wait to be stored; past it, blocks are dropped. The last quarter is for requests of which something is
-    #: already saved, so tails of new chains are dropped first.
+    #: Where the arena's file is made, in memory that every rank of the node maps; ``/dev/shm`` where that is a tmpfs, else the
+    #: temporary directory.
+    arena_dir: str | None = None
+    #: Of the arena, how much may wait to be stored; past it, blocks are dropped. The last quarter is for requests of which
+    #: something is already saved, so tails of new chains are dropped first.
     write_queue_bytes: Bytes = 256 << 20
     #: How long storing what waits may take at the rate at which the store was seen to take it in; past it, as past the bytes.
     write_queue_ms: Annotated[int, msgspec.Meta(ge=1)] = 10_000

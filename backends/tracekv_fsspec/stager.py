@@ -11,8 +11,8 @@ import logging
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from tracekv.journal.vocabulary import Direction, DropReason
 from tracekv.reporting import drop
@@ -23,6 +23,7 @@ from tracekv_fsspec.copies import Copies
 from tracekv_fsspec.format import SegmentHeader
 from tracekv_fsspec.index import Index, Shard
 from tracekv_fsspec.keys import Deployment
+from tracekv_fsspec.node import Node
 from tracekv_fsspec.paths import new_writer
 from tracekv_fsspec.reader import Reader
 from tracekv_fsspec.settings import Settings
@@ -37,11 +38,12 @@ _THREADS_S = 2.0
 
 
 class Stager:
-    """Everything between the store and host memory.
+    """Everything between the store and host memory, for every rank of an engine.
 
     Args:
         store: Owned from here on: closed by :meth:`close`.
         page_bytes: Bytes of a page, for every layer group on every rank.
+        node: The ranks that met, and their arena, owned from here on; None for a stager by itself, with an arena of its own.
 
     Attributes:
         index: What the store holds.
@@ -49,6 +51,7 @@ class Stager:
         reader: Store -> arena.
         writer: Arena -> store.
         copies: Slots under a copy between page and arena.
+        parked: The states of parked requests' tickets, as every rank reads them.
         catalog: Other writers' commits.
 
     Raises:
@@ -57,7 +60,13 @@ class Stager:
     """
 
     def __init__(
-        self, settings: Settings, store: Store, deployment: Deployment, page_bytes: Mapping[Shard, int]
+        self,
+        settings: Settings,
+        store: Store,
+        deployment: Deployment,
+        page_bytes: Mapping[Shard, int],
+        *,
+        node: Node | None = None,
     ) -> None:
         digest = deployment.digest()
         header = SegmentHeader(
@@ -73,7 +82,12 @@ class Stager:
         )
         self.store = store
         self.deployment = digest
-        self.arena = Arena(page_bytes, settings.arena_bytes)
+        if node is None:
+            directory = Path(settings.arena_dir) if settings.arena_dir else None
+            self.arena = Arena.alone(page_bytes, settings.arena_bytes, directory)
+        else:
+            self.arena = Arena(node.file, node.geometry)
+        self.parked = self.arena.geometry.parked(self.arena.buffer)
         self.index = Index(page_bytes)
         own = [header.writer]
         self.catalog = Catalog(store, self.index, deployment=digest, own=own, refresh_s=settings.refresh_ms / 1000)
@@ -81,7 +95,14 @@ class Stager:
         self.reader = Reader(store, self.index, self.arena, deployment=digest, layout=deployment.layout)
         backlog = Backlog(settings.write_queue_bytes, settings.write_queue_ms / 1000)
         self.writer = Writer(store, self.index, self.arena, header, backlog, own)
-        self.copies = Copies(self.arena.unpin_each, self.writer.submit, self._lost)
+        self.copies = Copies(
+            self.arena.geometry.ranks(self.arena.buffer),
+            own=node.rank if node else 0,
+            is_gone=node.is_gone if node else None,
+            loaded=self.arena.unpin_each,
+            saved=self.writer.submit,
+            lost=self._lost,
+        )
         self._closing = threading.Lock()
         self._is_closed = False
         _close_at_exit(self)
@@ -96,14 +117,6 @@ class Stager:
         while end < len(keys) and self.is_available(shard, keys[end]):
             end = self.index.prefix(shard, keys, end + 1)
         return end
-
-    def loads_issued(self, step: int, event: Any) -> None:
-        """From the worker: this pass's loads are on their way; ``event`` (or None) is done when they are."""
-        self.copies.loads_issued(step, event)
-
-    def saves_issued(self, step: int, event: Any) -> None:
-        """From the worker: this pass's saves are on their way into their slots."""
-        self.copies.saves_issued(step, event)
 
     def release(self, slots: Sequence[Slot]) -> None:
         """Give pins back, the last one given being the last to be evicted."""
@@ -126,6 +139,7 @@ class Stager:
         self.catalog.close(_THREADS_S)
         self.reader.close(_THREADS_S)
         self.store.close()
+        self.arena.close()
 
     def _lost(self, blocks: Sequence[SaveBlock]) -> None:
         self.writer.cancel(blocks)

@@ -15,7 +15,7 @@ SLOTS = 4
 
 
 def arena(slots=SLOTS):
-    return Arena({ONE: 100, TWO: 5000}, slots * (4096 + 8192))
+    return Arena.alone({ONE: 100, TWO: 5000}, slots * (4096 + 8192))
 
 
 def fill(memory, shard, key):
@@ -26,7 +26,7 @@ def fill(memory, shard, key):
 
 def test_an_arena_without_room_for_a_block_is_refused_by_the_settings_name():
     with pytest.raises(ArenaTooSmall, match="TRACEKV_FSSPEC__ARENA_BYTES"):
-        Arena({ONE: 100, TWO: 5000}, 12287)
+        Arena.alone({ONE: 100, TWO: 5000}, 12287)
 
 
 def test_slots_are_aligned_and_dont_overlap():
