@@ -14,6 +14,18 @@ settings.register_profile("tracekv", deadline=None, suppress_health_check=[Healt
 settings.load_profile("tracekv")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU where there is none; it is told as deselected, not as skipped."""
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        items[:] = [item for item in items if item not in marked]
+        config.hook.pytest_deselected(items=marked)
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """One S3 server for all tests that want one; it is started for the first of them."""

@@ -55,6 +55,12 @@ def honoured_tokens(request: Any) -> int | None:
     return None
 
 
+def scheduled_chunk(request: Any) -> int | None:
+    """Prompt tokens that the pass was going to compute before the query; None where the object has no ``context_chunk_size``."""
+    value = getattr(request, "context_chunk_size", None)
+    return value if isinstance(value, int) else None
+
+
 def cache_salt(request: Any) -> str | None:
     """The tenant salt as a string: ``cache_salt`` (str), or ``cache_salt_id`` (int, older versions)."""
     for name in ("cache_salt", "cache_salt_id"):
@@ -109,13 +115,17 @@ def new_block_ids(data: Any) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class RegionView:
-    """A byte range per page slot; ``slots(dtype)`` is a ``[num_slots, size]`` uint8 view of the memory."""
+    """A byte range per page slot; ``slots(dtype)`` is a ``[num_slots, size]`` uint8 view of the memory.
+
+    ``layer_ids`` names the layer of each of ``roles``, in memory order; it is empty where the runtime doesn't tell.
+    """
 
     size: int
     stride: int
     num_slots: int
     roles: tuple[str, ...]
     region: Any
+    layer_ids: tuple[int, ...] = ()
 
     def slots(self) -> torch.Tensor:
         """``[num_slots, size]`` uint8; row i is page slot i. Check the slot before indexing: -1 is a valid subscript."""
@@ -123,6 +133,24 @@ class RegionView:
 
         view: torch.Tensor = self.region.as_tensor(torch.uint8)
         return view
+
+    def layer_spans(self) -> list[tuple[int, int, int]]:
+        """``(layer_id, start, stop)`` for each layer's bytes within a slot, in rising order of layers; empty where that isn't sure.
+
+        It is sure where each layer's buffers are neighbours and all layers have the same ones: layers of differing size never
+        share a region (the connector document, "KvCacheLayout reference").
+        """
+        kinds: dict[int, list[str]] = {}
+        last: int | None = None
+        for layer, role in zip(self.layer_ids, self.roles, strict=False):
+            if layer != last and layer in kinds:
+                return []
+            kinds.setdefault(layer, []).append(role.split(":", 1)[-1])
+            last = layer
+        if not kinds or self.size % len(kinds) or len({tuple(roles) for roles in kinds.values()}) > 1:
+            return []
+        span = self.size // len(kinds)
+        return sorted((layer, place * span, (place + 1) * span) for place, layer in enumerate(kinds))
 
 
 @dataclass(frozen=True)
@@ -149,12 +177,15 @@ class GroupView:
 class LayoutView:
     """A rank's caches in one shape, whatever the version and whichever of the two registrations was used.
 
-    ``tokens_per_block`` is 0 where the single tensor doesn't tell (V1 gives no such number: it is the engine's argument).
+    Attributes:
+        tokens_per_block: 0 where the single tensor doesn't tell (V1 gives no such number: it is the engine's argument).
+        is_single_tensor: Registered as V1 does it, which knows neither layer groups nor windows.
     """
 
     tokens_per_block: int
     dtype: str
     groups: tuple[GroupView, ...]
+    is_single_tensor: bool = False
 
     def group_of_layer(self, layer_id: int) -> GroupView | None:
         """The group that owns a layer, or None."""
@@ -189,18 +220,30 @@ def layout_of_tensor(tensor: torch.Tensor, tokens_per_block: int = 0) -> LayoutV
     num_blocks, num_layers, kv_factor, block_size = tensor.shape
     row = num_layers * kv_factor * block_size * tensor.element_size()
     roles = ("key", "value") if kv_factor == 2 else tuple(f"kv{i}" for i in range(kv_factor))
+    # Dim 1 is the position among this rank's layers, which is their id where no rank lacks layers and none goes without KV;
+    # it is never greater than the id, so who waits for all layers up to an id has waited for that layer too.
+    layers = tuple(layer for layer in range(num_layers) for _ in roles)
     region = RegionView(
-        row, tensor.stride(0) * tensor.element_size(), num_blocks, roles * num_layers, _TensorRegion(tensor)
+        row,
+        tensor.stride(0) * tensor.element_size(),
+        num_blocks,
+        roles * num_layers,
+        _TensorRegion(tensor),
+        layers,
     )
     group = GroupView(0, None, tuple(range(num_layers)), (region,))
-    return LayoutView(tokens_per_block, str(tensor.dtype), (group,))
+    return LayoutView(tokens_per_block, str(tensor.dtype), (group,), is_single_tensor=True)
 
 
-def _role(buffer: Any) -> str:
-    layer_id, role, expansion = (
-        (buffer.layer_id, buffer.role, buffer.expansion) if hasattr(buffer, "layer_id") else buffer
-    )
-    return f"{layer_id}:{role}:{expansion}"
+def _buffer(buffer: Any) -> tuple[int, str, int]:
+    return (buffer.layer_id, buffer.role, buffer.expansion) if hasattr(buffer, "layer_id") else tuple(buffer)
+
+
+def _region(region: Any) -> RegionView:
+    buffers = [_buffer(buffer) for buffer in region.buffers]
+    roles = tuple(f"{layer_id}:{role}:{expansion}" for layer_id, role, expansion in buffers)
+    layers = tuple(int(layer_id) for layer_id, _, _ in buffers)
+    return RegionView(region.size, region.stride, region.num_slots, roles, region, layers)
 
 
 def layout_of(layout: Any) -> LayoutView:
@@ -213,7 +256,7 @@ def layout_of(layout: Any) -> LayoutView:
                 int(group.layer_group_id),
                 group.window_size,
                 tuple(group.layer_ids),
-                tuple(RegionView(r.size, r.stride, r.num_slots, tuple(map(_role, r.buffers)), r) for r in regions),
+                tuple(map(_region, regions)),
             )
         )
     dtype = getattr(layout, "dtype", None)
