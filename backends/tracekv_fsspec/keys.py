@@ -18,6 +18,7 @@ import msgspec
 FORMAT_VERSION = 1
 KEY_BYTES = 16
 
+_PARTIAL_TAG = b"tracekv partial block"
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 
 
@@ -109,6 +110,15 @@ class KeyChain:
         self._block_bytes = tokens_per_block * 4
 
     @property
+    def tail(self) -> array[int]:
+        """The tokens behind the last complete block."""
+        return self._tail
+
+    def link_before(self, ordinal: int) -> bytes:
+        """What the key of an incomplete block at this ordinal is chained to: the key before it, or the namespace's digest."""
+        return self.keys[ordinal - 1] if ordinal else self.namespace
+
+    @property
     def tokens(self) -> int:
         """Tokens known so far, those of an incomplete last block included."""
         return len(self.keys) * self.tokens_per_block + len(self._tail)
@@ -136,6 +146,26 @@ class KeyChain:
             append(link[:KEY_BYTES])
         self._link = link
         self._tail = pending[complete * self.tokens_per_block :]
+
+
+def partial_keys(before: bytes, tokens: array[int]) -> list[bytes]:
+    """Keys of an incomplete block after its first, second ... last token, where ``before`` is :meth:`KeyChain.link_before`.
+
+    ``sha256(tag || before || tokens so far as uint32 || their count as uint32)``, its first 16 bytes. The tag makes what is hashed one
+    byte longer than a multiple of 4, which it never is for a complete block: so no incomplete block has the key of a complete one.
+    """
+    digest = hashlib.sha256(_PARTIAL_TAG + before)
+    hashed = tokens
+    if sys.byteorder == "big":
+        hashed = tokens[:]
+        hashed.byteswap()
+    raw, keys = memoryview(hashed).cast("B"), []
+    for count in range(1, len(tokens) + 1):
+        digest.update(raw[4 * count - 4 : 4 * count])
+        whole = digest.copy()
+        whole.update(count.to_bytes(4, "little"))
+        keys.append(whole.digest()[:KEY_BYTES])
+    return keys
 
 
 def as_uint32(tokens: Sequence[int]) -> array[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,10 +17,12 @@ from tracekv.contract.reading import (
     multimodal_digest,
     prompt_length,
     prompt_tokens,
+    scheduled_chunk,
 )
 from tracekv.journal.vocabulary import MissReason
 from tracekv_fsspec.index import Shard
 from tracekv_fsspec.keys import KeyChain, UnkeyableTokens, as_uint32, namespace_digest
+from tracekv_fsspec.lookup import Lookup, Prompt, Run
 from tracekv_fsspec.requests import Offer, Request
 from tracekv_fsspec.settings import Settings
 from tracekv_fsspec.stager import Stager
@@ -40,6 +43,22 @@ class Engine:
         """Tokens of a page."""
         return self.layout.tokens_per_block
 
+    @property
+    def has_partial_blocks(self) -> bool:
+        """Whether incomplete blocks are stored and offered: the setting, where the cache manager takes such offers."""
+        return self.settings.partial_blocks and not self.layout.is_single_tensor
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """What finds blocks."""
+        windows = {group.layer_group_id: group.window_size for group in self.layout.groups}
+        return Lookup(
+            {shard: windows[shard.layer_group] for shard in self.shards},
+            self.stager.prefix,
+            self.stager.is_available,
+            with_partial_blocks=self.has_partial_blocks,
+        )
+
 
 class Bypass(Exception):
     """A request that can't be keyed; it is neither served nor saved."""
@@ -53,6 +72,7 @@ class Bypass(Exception):
 class _Lookup:
     """What a query found, for the report; tokens are counted from the prompt's beginning."""
 
+    computed_tokens: int = 0
     stored_tokens: int = 0
     staged_tokens: int = 0
     offered_tokens: int = 0
@@ -78,14 +98,12 @@ def query(engine: Engine, request: Any, computed_tokens: int) -> Request:
     started_ns = perf_counter_ns()
     tokens = prompt_tokens(request)
     known_length = prompt_length(request)
-    # One token has to be computed for its logits, so the whole prompt is never offered.
     length = len(tokens) if known_length is None else min(known_length, len(tokens))
-    blocks = (length - 1) // engine.tokens_per_block if length else 0
     books, reason = new_request(engine, request)
     found = _Lookup(reason=reason)
     try:
         if books.chain is not None:
-            found = _look_up(engine, books, books.chain, tokens, blocks, computed_tokens)
+            found = _look_up(engine, books, books.chain, tokens[:length], computed_tokens, scheduled_chunk(request))
     except UnkeyableTokens:
         books.bypass()
         found = _Lookup(reason=MissReason.BYPASS_TOKENS)
@@ -121,33 +139,55 @@ def _namespace(engine: Engine, request: Any, salt: str | None) -> bytes:
 
 
 def _look_up(
-    engine: Engine, books: Request, chain: KeyChain, tokens: Sequence[int], blocks: int, computed_tokens: int
+    engine: Engine, books: Request, chain: KeyChain, tokens: Sequence[int], computed_tokens: int, chunk: int | None
 ) -> _Lookup:
     size = engine.tokens_per_block
-    if not blocks:
+    # One token has to be computed for its logits, so the whole prompt is never offered.
+    most_tokens = len(tokens) - 1
+    blocks = len(tokens) // size
+    if not engine.has_partial_blocks:
+        blocks = max(0, most_tokens // size)
+        most_tokens = blocks * size
+    if most_tokens <= 0:
         return _Lookup(reason=MissReason.PROMPT_TOO_SHORT)
-    books.queried = as_uint32(tokens[: blocks * size])
+    known = as_uint32(tokens)
+    books.queried = known[: blocks * size]
     chain.extend(books.queried)
-    found = _Lookup(stored_tokens=computed_tokens, staged_tokens=computed_tokens, key=chain.keys[blocks - 1])
-    if computed_tokens % size:
+    found = _Lookup(
+        computed_tokens,
+        stored_tokens=computed_tokens,
+        staged_tokens=computed_tokens,
+        key=chain.keys[-1] if chain.keys else None,
+    )
+    if computed_tokens % size and not engine.has_partial_blocks:
         found.reason = MissReason.UNALIGNED
         return found
-    start = computed_tokens // size
-    if start >= blocks:
+    if computed_tokens >= most_tokens:
         found.reason = MissReason.ON_DEVICE
         return found
-    ends = {shard: engine.stager.prefix(shard, chain.keys, start) for shard in engine.shards}
+    prompt = Prompt(chain, known, computed_tokens, most_tokens)
+    ends = engine.lookup.ends(prompt)
     end = min(ends.values())
-    found.stored_tokens = end * size
     groups = sorted({shard.layer_group for shard in engine.shards})
     by_group = {group: min(ends[shard] for shard in engine.shards if shard.layer_group == group) for group in groups}
-    found.group_tokens = [by_group[group] * size for group in groups]
+    found.group_tokens = [min(by_group[group] * size, most_tokens) for group in groups]
     if end < max(by_group.values()):
         found.bounding_layer_group = min(by_group, key=lambda group: by_group[group])
-    if end < blocks:
-        found.reason = _why_not_stored(engine, chain.keys[end], ends, end)
-    if end > start:
-        _stage(engine, books, chain.keys[start:end], start, found)
+    strict = engine.lookup.strict(prompt, ends)
+    longer = None
+    if engine.settings.window_lookup == "window" and chunk is not None:
+        longer = engine.lookup.window(prompt, ends, min(computed_tokens + chunk, len(tokens)))
+    if longer is not None and (strict is None or longer.end_token > strict.end_token):
+        found.stored_tokens = longer.end_token
+        if longer.end_token < blocks * size:
+            found.reason = _why_not_stored(engine, chain.keys[end], ends, end)
+        if _stage(engine, books, longer, found):
+            return found
+    if found.reason is None and (end < blocks or strict is None):
+        found.reason = _why_not_stored(engine, chain.keys[end], ends, end) if end < blocks else MissReason.NOT_STORED
+    if strict is not None:
+        found.stored_tokens = max(found.stored_tokens, strict.end_token)
+        _stage(engine, books, strict, found)
     return found
 
 
@@ -164,18 +204,30 @@ def _why_not_stored(engine: Engine, key: bytes, ends: dict[Shard, int], end: int
     return MissReason.LAYER_GROUP_MISSING if len(set(ends.values())) > 1 else MissReason.NOT_STORED
 
 
-def _stage(engine: Engine, books: Request, keys: list[bytes], start: int, found: _Lookup) -> None:
-    """Begin to stage, wait if that is allowed, and promise what is verified in the arena by then."""
+def _stage(engine: Engine, books: Request, run: Run, found: _Lookup) -> bool:
+    """Begin to stage, wait if that is allowed, and promise what is verified in the arena by then.
+
+    Returns:
+        Whether something is offered. A run that leaves out what windows have passed is offered whole or not at all.
+    """
     reader = engine.stager.reader
-    ticket = reader.stage(keys, start, request_id=books.request_id)
-    if engine.settings.offer_wait_ms:
+    ticket = reader.stage(run.keys, run.start, request_id=books.request_id, skipped=run.skipped)
+    if engine.settings.offer_wait_ms and not found.waited_ns:
         waiting_ns = perf_counter_ns()
         reader.wait(ticket, engine.settings.offer_wait_ms / 1000)
         found.waited_ns = perf_counter_ns() - waiting_ns
     taken, reason = reader.take(ticket)
-    if taken < len(keys):
+    size, first_token = engine.tokens_per_block, found.computed_tokens
+    end_token = run.end_token
+    if taken < len(run.keys):
         found.reason = reason
-    found.staged_tokens = (start + taken) * engine.tokens_per_block
-    if taken:
-        books.offer = Offer(ticket, start, start + taken)
-        found.offered_tokens = taken * engine.tokens_per_block
+        end_token = min(end_token, (run.start + taken) * size)
+    offer = Offer(ticket, run.start, run.start + taken, first_token, end_token, run.last_tokens)
+    if end_token <= first_token or (taken < len(run.keys) and any(run.skipped.values())):
+        for shard, numbers in ticket.pinned(offer.start, offer.end).items():
+            engine.stager.arena.unpin_run(shard, numbers)
+        return False
+    found.staged_tokens = end_token
+    found.offered_tokens = offer.tokens
+    books.offer = offer
+    return True

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import tracekv
 from tracekv.contract import valid_page_slots
-from tracekv.contract.reading import GroupView, cache_salt, new_block_ids
-from tracekv.journal.vocabulary import Direction, DropReason, Tier
+from tracekv.contract.reading import cache_salt, new_block_ids
+from tracekv.journal.vocabulary import Tier
 from tracekv_fsspec.arena import Slot
-from tracekv_fsspec.index import Shard
-from tracekv_fsspec.keys import KeyChain
+from tracekv_fsspec.lookup import blocks_passed
 from tracekv_fsspec.offers import Engine
 from tracekv_fsspec.plan import Copy, StepPlan
 from tracekv_fsspec.requests import Offer, Request, Requests
+from tracekv_fsspec.saving import SavePlanner
 from tracekv_fsspec.writer import SaveBlock
 
 _log = logging.getLogger("tracekv.fsspec")
@@ -40,6 +38,7 @@ class Planner:
         self._engine = engine
         self._requests = requests
         self._groups = {group.layer_group_id: group for group in engine.layout.groups}
+        self._saves = SavePlanner(engine)
         self._offered: dict[int, Request] = {}
 
     def offered(self, request: Request) -> None:
@@ -66,7 +65,7 @@ class Planner:
         offer, request.offer = request.offer, None
         self._offered.pop(request.request_id, None)
         if offer is not None:
-            self._engine.stager.release(list(offer.pinned(offer.start, offer.end)))
+            self._unpin(offer)
 
     def _drop_unused_offers(self) -> None:
         size = self._engine.tokens_per_block
@@ -75,8 +74,8 @@ class Planner:
             self.release(request)
             if offer is not None and offer.is_allocated and offer.honoured_tokens != 0:
                 # The runtime counts these tokens as computed. Should it come back for them, they are looked for again.
-                taken = offer.end if offer.honoured_tokens is None else offer.start + -(-offer.honoured_tokens // size)
-                request.owed = (offer.start, min(taken, offer.end))
+                taken = offer.tokens if offer.honoured_tokens is None else min(offer.honoured_tokens, offer.tokens)
+                request.owed = replace(offer, end=offer.block_of(taken, size), end_token=offer.first_token + taken)
 
     def _plan_request(
         self, data: Any, is_new: bool, plan: StepPlan, loaded: list[Slot], saved: list[SaveBlock]
@@ -88,7 +87,7 @@ class Planner:
             if request.is_reported:
                 self.release(request)
                 request.start_afresh()
-            request.report_first(data.new_tokens)
+            request.report_first(data.new_tokens, with_tail=self._engine.has_partial_blocks)
         else:
             request.report_more(data.new_tokens)
         request.add_pages(tuple(self._groups), new_block_ids(data))
@@ -100,168 +99,105 @@ class Planner:
                 _log.warning("tracekv: the object of a query lacked the salt of its record; the request isn't saved")
                 request.bypass()
         request.is_reported = True
-        if request.chain is not None:
-            self._plan_saves(request, request.chain, position, int(data.num_scheduled_tokens), is_new, plan, saved)
+        self._saves.plan(request, position, int(data.num_scheduled_tokens), is_new, plan, saved)
 
     def _plan_loads(self, request: Request, data: Any, plan: StepPlan, loaded: list[Slot]) -> int:
         """Name the slots and pages of what was honoured. Returns the tokens that surely lie before this pass's begin."""
-        size = self._engine.tokens_per_block
-        if request.owed is not None:
+        owed, request.owed = request.owed, None
+        if owed is not None:
             # Its record counts the load as computed already, so nothing is added to its position.
-            self._name_loads(request, self._recovered(request, request.owed), request.owed[1], plan, loaded)
-            request.owed = None
+            self._name_loads(request, self._recovered(request, owed), owed.tokens, plan, loaded)
             return 0
         offer = request.offer
         if offer is None:
             return 0
-        offered = (offer.end - offer.start) * size
         honoured = offer.honoured_tokens
         if honoured is None:
             # Never less than what was honoured: exact without chunking, too much with it. To load too much is harmless
             # (it is the right KV), to save too early would not be: so nothing is added to the position.
             bound = len(data.new_tokens) - int(data.computed_position) - int(data.num_scheduled_tokens)
-            self._name_loads(request, offer, offer.start + -(-min(offered, max(bound, 0)) // size), plan, loaded)
+            self._name_loads(request, offer, min(offer.tokens, max(bound, 0)), plan, loaded)
             return 0
-        honoured = min(max(honoured, 0), offered)
-        self._name_loads(request, offer, offer.start + -(-honoured // size), plan, loaded)
+        honoured = min(max(honoured, 0), offer.tokens)
+        self._name_loads(request, offer, honoured, plan, loaded)
         return honoured
 
-    def _name_loads(self, request: Request, offer: Offer, end: int, plan: StepPlan, loaded: list[Slot]) -> None:
-        """Blocks ``[offer.start, end)`` go to their pages; the other pins are given back."""
+    def _name_loads(self, request: Request, offer: Offer, honoured: int, plan: StepPlan, loaded: list[Slot]) -> None:
+        """The blocks of the first ``honoured`` tokens go to their pages; the other pins are given back."""
         request.offer = None
         self._offered.pop(request.request_id, None)
         size = self._engine.tokens_per_block
-        named: set[Slot] = set()
+        end = offer.block_of(honoured, size)
+        self._check_windows(request, offer, honoured, end)
+        pinned = offer.ticket.pinned(offer.start, offer.end)
         for shard in self._engine.shards:
+            named: dict[int, Slot] = {}
             by_tier: dict[Tier, Copy] = {}
             for number, page in valid_page_slots(request.pages.get(shard.layer_group, [])[offer.start : end]):
-                slot, was_read = offer.slot(shard, offer.start + number)
+                ordinal = offer.start + number
+                slot, was_read = offer.slot(shard, ordinal)
                 tier = self._engine.stager.store.tier if was_read else Tier.HOST
                 if tier not in by_tier:
                     by_tier[tier] = Copy(request.request_id, *shard, tier)
-                by_tier[tier].add(page, slot, size)
+                by_tier[tier].add(page, slot, offer.tokens_of(ordinal, size))
                 if was_read:
                     times = offer.ticket.times[shard]
                     by_tier[tier].queued_ns = times.queued_ns
                     by_tier[tier].read_ns = times.read_ns
                     by_tier[tier].verify_ns = times.verify_ns
-                named.add(slot)
+                named[slot.number] = slot
             plan.loads.extend(by_tier.values())
-        unused: list[Slot] = []
-        for slot in offer.pinned(offer.start, offer.end):
-            (loaded if slot in named else unused).append(slot)
-        self._engine.stager.release(unused)
+            loaded += reversed(named.values())  # the end of the chain first, as pins are given back
+            self._engine.stager.arena.unpin_run(shard, [number for number in pinned[shard] if number not in named])
 
-    def _recovered(self, request: Request, owed: tuple[int, int]) -> Offer:
+    def _check_windows(self, request: Request, offer: Offer, honoured: int, end: int) -> None:
+        """Blocks that were left out of an offer must not be needed now.
+
+        They are, if less was honoured than offered (an earlier window begins earlier), or if one of them has a page: it would go
+        on as this request's, be read by whoever reuses it, and holds somebody else's KV.
+
+        Raises:
+            OfferLost: They are needed, and nobody has them.
+        """
+        if not honoured or not any(offer.ticket.skipped.values()):
+            return
+        for shard, skipped in offer.ticket.skipped.items():
+            window = self._groups[shard.layer_group].window_size
+            first = offer.start + skipped
+            passed = first
+            if window is not None:
+                passed = blocks_passed(offer.first_token + honoured, window, self._engine.tokens_per_block)
+            pages = request.pages.get(shard.layer_group, [])[offer.start : min(first, end)]
+            if passed >= min(first, end) and all(page < 0 for page in pages):
+                continue
+            self._unpin(offer)
+            raise OfferLost(
+                f"tracekv: request {request.request_id} was offered {offer.tokens} tokens without the blocks that the window of "
+                f"layer group {shard.layer_group} has passed; the runtime took {honoured} of them and "
+                f"{sum(page >= 0 for page in pages)} of those blocks have pages. Going on would serve wrong KV. "
+                "Set TRACEKV_FSSPEC__WINDOW_LOOKUP=strict for this runtime."
+            )
+
+    def _unpin(self, offer: Offer) -> None:
+        for shard, numbers in offer.ticket.pinned(offer.start, offer.end).items():
+            self._engine.stager.arena.unpin_run(shard, numbers)
+
+    def _recovered(self, request: Request, owed: Offer) -> Offer:
         """Pin again what was offered, taken, and given back since the request wasn't scheduled with its query."""
-        start, end = owed
-        keys = request.chain.keys[start:end] if request.chain else []
+        wanted = owed.end - owed.start
         reader = self._engine.stager.reader
-        ticket = reader.stage(keys, start, request_id=request.request_id)
+        skipped = owed.ticket.skipped
+        # All of its keys: the last one tells which block of it may be incomplete.
+        ticket = reader.stage(owed.ticket.keys, owed.start, request_id=request.request_id, skipped=skipped)
         reader.wait(ticket, _RECOVER_S)
         taken, reason = reader.take(ticket)
-        if start + taken < end:
-            request.offer = Offer(ticket, start, start + taken)
+        offer = replace(owed, ticket=ticket, end=owed.start + taken)
+        if taken < wanted:
+            request.offer = offer
             self.release(request)
             raise OfferLost(
-                f"tracekv: request {request.request_id} comes back for {end - start} blocks that were offered in an earlier "
-                f"pass, and {end - start - taken} of them are gone ({reason.value if reason else 'unknown'}). They count as "
-                "computed, so going on would serve wrong KV. Give TRACEKV_FSSPEC__ARENA_BYTES more room."
+                f"tracekv: request {request.request_id} comes back for {wanted} blocks that were offered in an earlier pass, "
+                f"and {wanted - taken} of them are gone ({reason.value if reason else 'unknown'}). They count as computed, so "
+                "going on would serve wrong KV. Give TRACEKV_FSSPEC__ARENA_BYTES more room."
             )
-        return Offer(ticket, start, end)
-
-    def _plan_saves(
-        self,
-        request: Request,
-        chain: KeyChain,
-        position: int,
-        scheduled: int,
-        is_new: bool,
-        plan: StepPlan,
-        saved: list[SaveBlock],
-    ) -> None:
-        """Save each block whose tokens are complete when this pass is over and that is neither stored nor on its way.
-
-        What was just loaded is stored, so it is not saved again. A prefix that the device had kept is looked at with the
-        first record: if its save was dropped once, it is made good here.
-        """
-        size = self._engine.tokens_per_block
-        end = min(position + scheduled, chain.tokens) // size
-        saves: dict[Shard, Copy] = {}
-        dropped: dict[Shard, int] = defaultdict(int)
-        for ordinal in range(request.next_save, end):
-            pages = self._pages_to_save(request, chain.keys[ordinal], ordinal, None if is_new else position)
-            blocks = self._reserve(request, chain, ordinal, list(pages))
-            if blocks is None:
-                for shard in pages:
-                    dropped[shard] += 1
-                continue
-            for block in blocks:
-                if block.shard not in saves:
-                    saves[block.shard] = Copy(request.request_id, *block.shard, Tier.HOST)
-                saves[block.shard].add(pages[block.shard], block.slot, size)
-            saved += blocks
-        request.next_save = max(request.next_save, end)
-        request.is_being_saved |= bool(saves)
-        plan.saves.extend(saves.values())
-        for shard, count in dropped.items():
-            tracekv.drop(
-                request.broken_by or DropReason.ERROR,
-                direction=Direction.SAVE,
-                blocks=count,
-                nbytes=count * self._engine.stager.arena.page_bytes(shard),
-                request_id=request.request_id,
-                layer_group=shard.layer_group,
-            )
-
-    def _pages_to_save(self, request: Request, key: bytes, ordinal: int, position: int | None) -> dict[Shard, int]:
-        """The pages of a block that the store lacks. ``position`` is None where the page list was reported just now."""
-        found = {}
-        for shard in self._engine.shards:
-            pages = request.pages.get(shard.layer_group, [])
-            page = pages[ordinal] if ordinal < len(pages) else -1
-            if page < 0 or self._engine.stager.writer.is_known(shard, key):
-                continue
-            if position is not None and not self._is_live(self._groups[shard.layer_group], ordinal, position):
-                continue
-            found[shard] = page
-        return found
-
-    def _is_live(self, group: GroupView, ordinal: int, position: int) -> bool:
-        """Whether a page that was reported earlier is still the block's own.
-
-        A window that has passed a block gives its page to somebody else, and no record says so (contract-v2.md section 2:
-        block i is gone when history >= (i + 1) * B + W - 1). One token is left for loops whose records lag by one.
-        """
-        if group.window_size is None:
-            return True
-        return position + 1 < (ordinal + 1) * self._engine.tokens_per_block + group.window_size - 1
-
-    def _reserve(
-        self, request: Request, chain: KeyChain, ordinal: int, shards: Sequence[Shard]
-    ) -> list[SaveBlock] | None:
-        """Slots for a block's shards: all of them, or None where one can't be had."""
-        writer = self._engine.stager.writer
-        blocks: list[SaveBlock] = []
-        if not shards:
-            return blocks
-        for shard in shards:
-            slot = request.broken_by or writer.reserve(
-                shard, chain.keys[ordinal], is_new_chain=not request.is_being_saved
-            )
-            if isinstance(slot, DropReason):
-                # A block behind a gap can never be found, so the rest of this chain is dropped with it.
-                request.broken_by = slot
-                writer.cancel(blocks)
-                return None
-            blocks.append(
-                SaveBlock(
-                    request.request_id,
-                    chain.namespace,
-                    chain.keys[ordinal],
-                    ordinal,
-                    self._engine.tokens_per_block,
-                    slot,
-                )
-            )
-        return blocks
+        return offer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tracekv.journal.vocabulary import DropReason
 from tracekv_fsspec.arena import Slot
 from tracekv_fsspec.index import Shard
-from tracekv_fsspec.keys import KeyChain, UnkeyableTokens, as_uint32
-from tracekv_fsspec.reader import Ticket
+from tracekv_fsspec.keys import KeyChain, UnkeyableTokens, as_uint32, partial_keys
+from tracekv_fsspec.tickets import Ticket
 
 #: Cancelled requests are never announced (contract.md section 1.8), so the books are bounded: the request that was
 #: seen least recently goes first. It would only lose its saves.
@@ -20,9 +20,12 @@ MAX_REQUESTS = 4096
 
 @dataclass
 class Offer:
-    """Blocks ``[start, end)`` of a request that were promised. Their slots are pinned until the loads are over.
+    """Tokens ``[first_token, end_token)`` of a request that were promised, and blocks ``[start, end)`` that hold them.
+
+    The blocks' slots are pinned until the loads are over.
 
     Attributes:
+        last_tokens: Tokens of the last block of the ticket; any other block is whole.
         is_allocated: Whether the alloc callback came: from then on the runtime may count on it.
         honoured_tokens: What the runtime took, where it said so.
     """
@@ -30,24 +33,31 @@ class Offer:
     ticket: Ticket
     start: int
     end: int
+    first_token: int
+    end_token: int
+    last_tokens: int
     is_allocated: bool = False
     honoured_tokens: int | None = None
 
-    def pinned(self, first: int, end: int) -> Iterator[Slot]:
-        """Slots of blocks ``[first, end)``, the end of the chain first."""
-        for slots in self.ticket.slots.values():
-            for ordinal in range(end - 1, first - 1, -1):
-                slot = slots[ordinal - self.start]
-                if slot is not None:
-                    yield slot
+    @property
+    def tokens(self) -> int:
+        """Offered tokens."""
+        return self.end_token - self.first_token
+
+    def block_of(self, tokens: int, tokens_per_block: int) -> int:
+        """The end of the blocks that the first so many of the offered tokens lie in."""
+        return min(self.end, -(-(self.first_token + tokens) // tokens_per_block)) if tokens > 0 else self.start
+
+    def tokens_of(self, ordinal: int, tokens_per_block: int) -> int:
+        """How many tokens a block's slot holds."""
+        return self.last_tokens if ordinal == self.start + len(self.ticket.keys) - 1 else tokens_per_block
 
     def slot(self, shard: Shard, ordinal: int) -> tuple[Slot, bool]:
         """A block's slot, and whether it was read from the store for this offer."""
-        number = ordinal - self.start
-        slot = self.ticket.slots[shard][number]
+        slot = self.ticket.slot(shard, ordinal)
         if slot is None:
-            raise LookupError(f"block {ordinal} of {shard} was offered but isn't pinned")
-        return slot, bool(self.ticket.is_read[shard][number])
+            raise LookupError(f"block {ordinal} of layer group {shard.layer_group} was not part of the offer")
+        return slot, bool(self.ticket.is_read[shard][ordinal - self.start])
 
 
 @dataclass
@@ -59,7 +69,8 @@ class Request:
         chain: None where the request bypasses the store.
         queried: The tokens that were hashed for the query, until the first report has confirmed them.
         pages: By layer group, one page slot per block ordinal.
-        owed: Blocks ``[a, b)`` of an offer that the runtime took but didn't schedule at once.
+        owed: An offer that the runtime took but didn't schedule at once, as far as it took it. Its pins are given back.
+        tail: Ordinal, key and tokens of the prompt's incomplete last block, until it was considered for saving.
         is_reported: Whether it was in ``new_requests`` already.
         next_save: Ordinal of the first block that was not considered for saving yet.
         is_being_saved: Whether blocks of it were taken for saving in an earlier pass.
@@ -71,7 +82,8 @@ class Request:
     chain: KeyChain | None
     queried: array[int] | None = None
     offer: Offer | None = None
-    owed: tuple[int, int] | None = None
+    owed: Offer | None = None
+    tail: tuple[int, bytes, int] | None = None
     pages: dict[int, list[int]] = field(default_factory=dict)
     is_reported: bool = False
     next_save: int = 0
@@ -82,9 +94,14 @@ class Request:
         """Neither offer nor save anything for this request from here on."""
         self.chain = None
         self.queried = None
+        self.tail = None
 
-    def report_first(self, tokens: Sequence[int]) -> None:
-        """Take the first report's tokens: the whole prompt."""
+    def report_first(self, tokens: Sequence[int], *, with_tail: bool) -> None:
+        """Take the first report's tokens: the whole prompt.
+
+        Args:
+            with_tail: The incomplete last block is going to be saved.
+        """
         chain, queried, self.queried = self.chain, self.queried, None
         if chain is None:
             return
@@ -95,6 +112,10 @@ class Request:
                 chain = KeyChain(chain.namespace, chain.tokens_per_block)
             chain.extend(known[chain.tokens :])
             self.chain = chain
+            if with_tail and chain.tail:
+                ordinal = len(chain.keys)
+                key = partial_keys(chain.link_before(ordinal), chain.tail)[-1]
+                self.tail = (ordinal, key, len(chain.tail))
         except UnkeyableTokens:
             self.bypass()
 
@@ -117,6 +138,7 @@ class Request:
         """A replay: other pages, to be loaded and saved anew."""
         self.pages = {}
         self.owed = None
+        self.tail = None
         self.next_save = 0
         self.is_being_saved = False
         self.is_reported = False
