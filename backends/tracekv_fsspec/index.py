@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from time import monotonic
 from typing import NamedTuple
 
 from tracekv.journal.vocabulary import Outcome
+from tracekv_fsspec.format import padded
 from tracekv_fsspec.keys import KEY_BYTES
 from tracekv_fsspec.manifest import BlockEntry, Manifest
 from tracekv_fsspec.paths import Commit
@@ -83,6 +84,27 @@ class Run:
         """Where each block is, in the same order."""
         return list(map(Place._make, _ROW.iter_unpack(self.rows)))
 
+    def stretches(self, first: int, keys: Sequence[bytes]) -> Iterator[Stretch]:
+        """Where some of its blocks lie; ``first`` is the position of the first one among the caller's."""
+        row = self.ordinal(keys[0])
+        if self.keys.startswith(b"".join(keys), row * KEY_BYTES):
+            rows = range(row, row + len(keys))
+            places = list(_ROW.iter_unpack(self.rows[row * _ROW.size : rows.stop * _ROW.size]))
+        else:  # in another order than they were stored
+            every = self.each_place()
+            places = [every[self.ordinal(key)] for key in keys]
+        offsets, lengths, checksums = zip(*places, strict=True)
+        begin = 0
+        for end in range(1, len(places) + 1):
+            if (
+                end < len(places)
+                and lengths[end] == lengths[begin]
+                and offsets[end] == offsets[end - 1] + padded(lengths[begin])
+            ):
+                continue
+            yield Stretch(first + begin, self, offsets[begin], lengths[begin], checksums[begin:end])
+            begin = end
+
     def ordinal(self, key: bytes) -> int:
         """Which of the run's blocks a key is."""
         at = self.keys.find(key)
@@ -109,6 +131,32 @@ def first_missing(known: Mapping[bytes, object], keys: Sequence[bytes], start: i
         if False in found:
             return at + found.index(False)
     return len(keys)
+
+
+class Stretch(NamedTuple):
+    """Blocks of one run that follow each other without a gap, all of one size.
+
+    Attributes:
+        first: Position of the first one's key among those that were asked for; the others' follow.
+    """
+
+    first: int
+    run: Run
+    offset: int
+    length: int
+    checksums: Sequence[bytes]
+
+    @property
+    def blocks(self) -> int:
+        """How many they are."""
+        return len(self.checksums)
+
+    def part(self, begin: int, end: int) -> Stretch:
+        """Some of them."""
+        if begin == 0 and end == len(self.checksums):
+            return self
+        offset = self.offset + begin * padded(self.length)
+        return Stretch(self.first + begin, self.run, offset, self.length, self.checksums[begin:end])
 
 
 class Index:
@@ -200,25 +248,25 @@ class Index:
             for commit in commits:
                 self._doubted.pop(commit, None)
 
-    def locate(self, shard: Shard, keys: Sequence[bytes]) -> list[tuple[Run, Place] | None]:
-        """The run and place of each key, or None. Cheapest where keys follow each other as they were stored."""
-        runs = self._runs[shard]
-        found: list[tuple[Run, Place] | None] = []
-        last: Run | None = None
-        places: list[Place] = []
-        number = 0
-        for key in keys:
-            run = runs.get(key)
-            if run is None:
-                found.append(None)
+    def stretches(self, shard: Shard, keys: Sequence[bytes]) -> tuple[list[Stretch], list[int]]:
+        """Where the keys' blocks lie, and the positions of keys that the store lacks.
+
+        Keys that follow each other as their blocks do, all of one size, are one stretch. Python's own work is by stretch, not by key.
+        """
+        found = list(map(self._runs[shard].get, keys))
+        stretches: list[Stretch] = []
+        missing: list[int] = []
+        first = 0
+        for end in range(1, len(found) + 1):
+            if end < len(found) and found[end] is found[first]:
                 continue
-            if run is not last:
-                last, places, number = run, run.each_place(), 0
-            if not run.keys.startswith(key, number * KEY_BYTES):
-                number = run.ordinal(key)
-            found.append((run, places[number]))
-            number += 1
-        return found
+            run = found[first]
+            if run is None:
+                missing.extend(range(first, end))
+            else:
+                stretches += run.stretches(first, keys[first:end])
+            first = end
+        return stretches, missing
 
     def holds(self, shard: Shard, key: bytes) -> bool:
         """Whether the store has a block, as far as is known."""

@@ -1,105 +1,33 @@
 """Staging: store -> arena, on threads of its own; each block is verified when it arrives.
 
 A query asks for a run of blocks and gets a :class:`Ticket`. Blocks that are in the arena are pinned for it at once, the others
-are read. What failed is forgotten by the index, so the next query doesn't count on it.
+are read, in the order of the :class:`ReadQueue`. What failed is forgotten by the index, so the next query doesn't count on it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import queue
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic, perf_counter_ns, time
 
 from tracekv.journal.vocabulary import MissReason, Operation, Outcome
-from tracekv_fsspec.arena import Arena, Slot
-from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, check_block, padded, parse_header
-from tracekv_fsspec.index import Index, Place, Run, Segment, Shard
+from tracekv_fsspec.arena import Arena
+from tracekv_fsspec.fates import Fates
+from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, check_block, parse_header
+from tracekv_fsspec.index import Index, Segment, Shard, Stretch
+from tracekv_fsspec.read_queue import Batch, Piece, Priority, ReadQueue, Waiting, batches_of
 from tracekv_fsspec.report import Report, reported
 from tracekv_fsspec.store import Range, Store
 from tracekv_fsspec.store_errors import MISS_OF, StoreError
+from tracekv_fsspec.tickets import Ticket
+
+__all__ = ["READERS", "Priority", "Reader", "Ticket"]
 
 _log = logging.getLogger("tracekv.fsspec")
 
 READERS = 8
-#: How much one task reads from a segment; several are in flight.
-BATCH_BYTES = 4 << 20
-
-
-class ReadTimes:
-    """What reading cost a ticket, summed over its blocks of a shard."""
-
-    def __init__(self) -> None:
-        self.queued_ns = 0
-        self.read_ns = 0
-        self.verify_ns = 0
-
-    def add(self, share: float, queued_ns: int, read_ns: int, verify_ns: int) -> None:
-        """Add a shard's share of what a batch cost."""
-        self.queued_ns += int(share * queued_ns)
-        self.read_ns += int(share * read_ns)
-        self.verify_ns += int(share * verify_ns)
-
-
-class Ticket:
-    """A run of a chain's blocks on its way into the arena. Only :class:`Reader` changes it, under its lock.
-
-    Attributes:
-        start: Ordinal of the first block.
-        times: By shard, for the blocks that this ticket had read.
-    """
-
-    def __init__(self, request_id: int | None, keys: Sequence[bytes], start: int, shards: Sequence[Shard]) -> None:
-        self.request_id = request_id
-        self.keys = keys
-        self.start = start
-        self.slots: dict[Shard, list[Slot | None]] = {shard: [] for shard in shards}
-        self.is_read: dict[Shard, bytearray] = {shard: bytearray(len(keys)) for shard in shards}
-        self.times: dict[Shard, ReadTimes] = {shard: ReadTimes() for shard in shards}
-        self.reasons: dict[int, MissReason] = {}
-        self.outstanding = 0
-        self.taken = 0
-        self.is_closed = False
-        self._frontier = 0
-
-    def staged_blocks(self) -> int:
-        """How many blocks from ``start`` on are staged for every shard, without a gap."""
-        ends = []
-        for slots in self.slots.values():
-            try:
-                ends.append(slots.index(None, self._frontier, len(self.keys)))
-            except ValueError:
-                ends.append(len(self.keys))
-        self._frontier = min(ends)
-        return self._frontier
-
-    def is_settled(self) -> bool:
-        """Whether more waiting can't lengthen the staged run."""
-        staged = self.staged_blocks()
-        return self.outstanding == 0 or staged == len(self.keys) or staged in self.reasons
-
-    def reason(self) -> MissReason | None:
-        """Why the staged run ends where it does; None where it is whole."""
-        staged = self.staged_blocks()
-        if staged == len(self.keys):
-            return None
-        return self.reasons.get(staged, MissReason.NOT_STAGED)
-
-
-class _Wanted:
-    """A block that is being read, and who waits for it. There are thousands per query, so it is flat."""
-
-    __slots__ = ("checksum", "key", "length", "offset", "run", "shard", "stored_bytes", "waiting")
-
-    def __init__(self, shard: Shard, key: bytes, run: Run, place: Place, ticket: Ticket, number: int) -> None:
-        self.shard = shard
-        self.key = key
-        self.run = run
-        self.offset, self.length, self.checksum = place
-        self.stored_bytes = padded(self.length)
-        self.waiting = [(ticket, number)]
 
 
 class _HeaderCheck:
@@ -110,41 +38,39 @@ class _HeaderCheck:
         self.reason: MissReason | None = MissReason.ERROR
 
 
-class _Batch:
-    """Blocks of one segment that are read by one task, in rising order of offset.
+class _Filled:
+    """A piece and the slots that it is read into."""
 
-    Attributes:
-        header: Who has to be right before the blocks are; None where the segment's header was checked before.
-        reads_header: Whether this batch finds out.
-    """
-
-    def __init__(self, wanted: list[_Wanted], owner: Ticket, queued_ns: int, header: _HeaderCheck | None) -> None:
-        self.segment = wanted[0].run.segment
-        self.wanted = wanted
-        self.owner = owner
-        self.queued_ns = queued_ns
-        self.header = header
-        self.reads_header = False
+    def __init__(self, piece: Piece, numbers: list[int]) -> None:
+        self.piece = piece
+        self.numbers = numbers
+        self.failed: dict[int, MissReason] = {}
 
 
 class Reader:
     """The threads that read.
 
     Args:
+        fates: Told what arrives and what is taken up.
         deployment: Digest that a segment's header has to carry.
         layout: Fingerprint that it has to carry.
     """
 
-    def __init__(self, store: Store, index: Index, arena: Arena, *, deployment: bytes, layout: bytes) -> None:
+    def __init__(
+        self, store: Store, index: Index, arena: Arena, fates: Fates, *, deployment: bytes, layout: bytes
+    ) -> None:
         self._store = store
         self._index = index
         self._arena = arena
+        self._fates = fates
         self._deployment = deployment
         self._layout = layout
-        self._shards = arena.shards
-        self._changed = threading.Condition()
-        self._in_flight: dict[tuple[Shard, bytes], _Wanted] = {}
-        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._queued = threading.Condition(self._lock)
+        self._in_flight: dict[Shard, dict[bytes, Piece]] = {shard: {} for shard in arena.shards}
+        self._queue = ReadQueue(sum(arena.slot_bytes(shard) for shard in arena.shards) * arena.slots_per_shard)
+        self._checks: dict[Segment, _HeaderCheck] = {}
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"tracekv-read-{number}", daemon=True) for number in range(READERS)
@@ -152,25 +78,48 @@ class Reader:
         for thread in self._threads:
             thread.start()
 
-    def stage(self, keys: Sequence[bytes], start: int, *, request_id: int | None = None) -> Ticket:
-        """Begin to stage blocks ``start`` ... of a chain; ``keys`` are theirs. Returns at once, does no I/O."""
-        ticket = Ticket(request_id, keys, start, self._shards)
-        missing: list[_Wanted] = []
-        with self._changed:
-            for shard in self._shards:
-                slots = ticket.slots[shard] = self._arena.pin_each(shard, keys)
-                unstaged = [number for number, slot in enumerate(slots) if slot is None]
-                found = self._index.locate(shard, [keys[number] for number in unstaged])
-                for number, located in zip(unstaged, found, strict=True):
-                    self._want(ticket, shard, number, located, missing)
-        for batch in _batches(missing, ticket):
-            self._batches.put(batch)
+    def stage(
+        self,
+        keys: Sequence[bytes],
+        start: int,
+        *,
+        request_id: int | None = None,
+        priority: Priority = Priority.ASKED,
+        skipped: Mapping[Shard, int] | None = None,
+        when_done: Callable[[], None] | None = None,
+    ) -> Ticket:
+        """Begin to stage blocks ``start`` ... of a chain; ``keys`` are theirs. Returns at once, does no I/O.
+
+        Args:
+            skipped: By shard, how many of the first blocks it doesn't need.
+            when_done: See :class:`Ticket`; not called where nothing had to be read.
+        """
+        ticket = Ticket(self._arena, request_id, keys, start, skipped)
+        is_whole = True
+        for shard, numbers in ticket.numbers.items():
+            first = ticket.skipped.get(shard, 0)
+            pinned = self._arena.pin_run(shard, keys[first:] if first else keys)
+            is_whole = is_whole and None not in pinned
+            numbers.extend([None] * first)
+            numbers.extend(pinned)
+        if is_whole:
+            return ticket
+        with self._lock:
+            wanted: list[tuple[Shard, Sequence[bytes], Stretch]] = []
+            numbers_of: dict[Shard, list[int]] = {}
+            for shard in ticket.numbers:
+                wanted += self._wanted(ticket, shard, numbers_of)
+            for batch in batches_of(wanted, ticket, priority):
+                self._enqueue(batch, numbers_of)
+            ticket.when_done = when_done if ticket.outstanding else None
+            self._hurry(ticket, priority)
         return ticket
 
     def wait(self, ticket: Ticket, seconds: float) -> None:
         """Wait until the ticket is settled, at most so long. Does no I/O."""
         deadline = monotonic() + seconds
         with self._changed:
+            self._hurry(ticket, Priority.WAITED)
             while not ticket.is_settled():
                 left = deadline - monotonic()
                 if left <= 0:
@@ -186,142 +135,246 @@ class Reader:
         Returns:
             How many blocks from ``ticket.start`` on the caller now owns a pin of, for each shard; and why not more.
         """
-        with self._changed:
+        with self._lock:
             ticket.taken = ticket.staged_blocks()
             reason = ticket.reason()
-            ticket.is_closed = True
-            self._release_if_done(ticket)
-            return ticket.taken, reason
+            if ticket.outstanding:
+                for piece in ticket.pieces:
+                    piece.is_late, piece.late_for = True, ticket.request_id
+            self._fates.used(ticket)
+            self._close(ticket)
+        return ticket.taken, reason
+
+    def leave(self, ticket: Ticket) -> None:
+        """Close a ticket of which nothing is taken: what it asked for goes on into the arena."""
+        with self._lock:
+            self._close(ticket)
+
+    def cancel(self, ticket: Ticket) -> int:
+        """Close a ticket, and read nothing more for it that nobody else wants; how many blocks are left unread."""
+        unread = 0
+        with self._lock:
+            for piece in ticket.pieces:
+                batch = piece.batch
+                mine = [waiting for waiting in piece.waiting if waiting.ticket is ticket]
+                if not mine or batch is None or not batch.is_queued:
+                    continue
+                piece.without(ticket)
+                ticket.outstanding -= sum(waiting.blocks for waiting in mine)
+                if not piece.waiting:
+                    unread += len(piece.keys)
+                    self._queue.shrink(batch, piece)
+                    self._forget(piece)
+            self._close(ticket)
+        return unread
 
     def close(self, seconds: float) -> None:
         """Stop reading; what waits is settled as a miss."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-        for _ in self._threads:
-            self._batches.put(None)
+            left = self._queue.clear()
+            self._queued.notify_all()
+        for batch in left:
+            self._fail_batch(batch, MissReason.STORE_DOWN)
         deadline = monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - monotonic()))
 
-    def _want(
-        self, ticket: Ticket, shard: Shard, number: int, located: tuple[Run, Place] | None, missing: list[_Wanted]
-    ) -> None:
-        if located is None or self._is_closed:
-            ticket.reasons.setdefault(number, MissReason.NOT_STORED if located is None else MissReason.STORE_DOWN)
-            return
-        run, place = located
-        key = ticket.keys[number]
-        if place.length != self._arena.page_bytes(shard):
-            ticket.reasons.setdefault(number, MissReason.CORRUPT)
-            self._index.quarantine_block(run, key, Outcome.FOREIGN)
-            return
-        wanted = self._in_flight.get((shard, key))
-        if wanted is None:
-            wanted = self._in_flight[shard, key] = _Wanted(shard, key, run, place, ticket, number)
-            missing.append(wanted)
+    def _wanted(
+        self, ticket: Ticket, shard: Shard, numbers_of: dict[Shard, list[int]]
+    ) -> Iterator[tuple[Shard, Sequence[bytes], Stretch]]:
+        """What has to be read of a shard. Blocks that are being read already are joined, those of nowhere get their reasons."""
+        numbers = ticket.numbers[shard]
+        unstaged = [
+            number for number, slot in enumerate(numbers) if slot is None and number >= ticket.skipped.get(shard, 0)
+        ]
+        keys = [ticket.keys[number] for number in unstaged]
+        for number, slot in zip(unstaged, self._arena.pin_run(shard, keys), strict=True):
+            numbers[number] = slot  # it may have come meanwhile
+        left = []
+        in_flight = self._in_flight[shard]
+        for number in unstaged:
+            if numbers[number] is None:
+                piece = in_flight.get(ticket.keys[number])
+                if piece is None:
+                    left.append(number)
+                else:
+                    self._join(ticket, piece, number)
+        numbers_of[shard] = left
+        keys = [ticket.keys[number] for number in left]
+        stretches, missing = self._index.stretches(shard, keys)
+        for position in missing:
+            ticket.reasons.setdefault(left[position], MissReason.NOT_STORED)
+        for stretch in stretches:
+            if stretch.length == self._arena.page_bytes(shard) and not self._is_closed:
+                yield shard, keys, stretch
+                continue
+            for position in range(stretch.first, stretch.first + stretch.blocks):
+                if self._is_closed:
+                    ticket.reasons.setdefault(left[position], MissReason.STORE_DOWN)
+                else:
+                    ticket.reasons.setdefault(left[position], MissReason.CORRUPT)
+                    self._index.quarantine_block(stretch.run, keys[position], Outcome.FOREIGN)
+
+    def _join(self, ticket: Ticket, piece: Piece, number: int) -> None:
+        at = piece.keys.index(ticket.keys[number])
+        last = piece.waiting[-1] if piece.waiting else None
+        if (
+            last is not None
+            and last.ticket is ticket
+            and (last.number + last.blocks, last.at + last.blocks) == (number, at)
+        ):
+            piece.waiting[-1] = last._replace(blocks=last.blocks + 1)
         else:
-            wanted.waiting.append((ticket, number))
+            piece.waiting.append(Waiting(ticket, number, at, 1))
+        if not ticket.pieces or ticket.pieces[-1] is not piece:
+            ticket.pieces.append(piece)
         ticket.outstanding += 1
 
+    def _enqueue(self, batch: Batch, numbers_of: Mapping[Shard, list[int]]) -> None:
+        ticket = batch.owner
+        for piece in batch.pieces:
+            for number, at, count in _neighbours(numbers_of[piece.shard][piece.first : piece.first + len(piece.keys)]):
+                piece.waiting.append(Waiting(ticket, number, at, count))
+            self._in_flight[piece.shard].update(zip(piece.keys, itertools.repeat(piece)))
+            ticket.pieces.append(piece)
+            ticket.outstanding += len(piece.keys)
+        dropped = self._queue.put(batch)
+        for each in [batch] if dropped is None else dropped:
+            for piece in each.pieces:
+                self._fail(piece, range(len(piece.keys)), MissReason.ARENA_FULL)
+        self._queued.notify()
+
+    def _hurry(self, ticket: Ticket, priority: Priority) -> None:
+        for piece in ticket.pieces:
+            if piece.batch is not None:
+                self._queue.hurry(piece.batch, priority)
+
     def _run(self) -> None:
-        while (batch := self._batches.get()) is not None:
+        while True:
+            with self._queued:
+                while (batch := self._queue.pop()) is None and not self._is_closed:
+                    self._queued.wait()
+                if batch is None:
+                    return
+                check, reads_header = self._header_of(batch.segment)
             try:
-                if self._is_closed:
-                    self._fail(batch.wanted, MissReason.STORE_DOWN)
-                else:
-                    self._read(batch)
+                self._read(batch, check, reads_header)
             except Exception:
                 _log.exception("tracekv: reading from %s failed in an unforeseen way", self._store.url)
-                self._fail(batch.wanted, MissReason.ERROR)
+                self._fail_batch(batch, MissReason.ERROR)
             finally:
-                if batch.reads_header and batch.header is not None:
-                    batch.header.done.set()
+                if reads_header and check is not None:
+                    with self._lock:
+                        del self._checks[batch.segment]
+                    check.done.set()
 
-    def _read(self, batch: _Batch) -> None:
-        slots = self._arena.allocate_each([wanted.shard for wanted in batch.wanted])
-        filled = list(zip(batch.wanted, slots, strict=False))
+    def _header_of(self, segment: Segment) -> tuple[_HeaderCheck | None, bool]:
+        """Who finds out whether a segment's header is right, where that isn't known; and whether it is the caller."""
+        if segment.is_checked:
+            return None, False
+        check = self._checks.get(segment)
+        if check is not None:
+            return check, False
+        check = self._checks[segment] = _HeaderCheck()
+        return check, True
+
+    def _read(self, batch: Batch, check: _HeaderCheck | None, reads_header: bool) -> None:
+        filled: list[_Filled] = []
         try:
-            self._fail(batch.wanted[len(filled) :], MissReason.ARENA_FULL)
-            if filled:
-                self._fetch(batch, filled)
-            elif batch.header is not None and batch.reads_header:
-                batch.header.reason = MissReason.ARENA_FULL
+            for piece in batch.pieces:
+                numbers = self._arena.allocate_run(piece.shard, len(piece.keys))
+                filled.append(_Filled(piece, numbers))
+                if len(numbers) < len(piece.keys):
+                    filled[-1].failed = dict.fromkeys(range(len(numbers), len(piece.keys)), MissReason.ARENA_FULL)
+            if any(each.numbers for each in filled):
+                self._fetch(batch, filled, check, reads_header)
+            elif check is not None and reads_header:
+                check.reason = MissReason.ARENA_FULL
+            for each in filled:  # before anybody is told, so that who is told finds the slots free
+                self._give_back_failed(each)
+            for each in filled:
+                self._deliver(each)
         finally:
-            # Delivered slots are taken out of the list; what is left was not filled.
-            for _, slot in filled:
-                self._arena.abandon(slot)
+            for each in filled:
+                self._arena.abandon_run(each.piece.shard, each.numbers)
 
-    def _fetch(self, batch: _Batch, filled: list[tuple[_Wanted, Slot]]) -> None:
+    def _fetch(self, batch: Batch, filled: list[_Filled], check: _HeaderCheck | None, reads_header: bool) -> None:
         segment = batch.segment
-        ranges = [Range(wanted.offset, wanted.stored_bytes) for wanted, _ in filled]
-        into = self._arena.view_each([slot for _, slot in filled])
-        if batch.reads_header:
-            ranges.insert(0, Range(0, HEADER_BYTES))
-            into.insert(0, aligned(HEADER_BYTES))
+        ranges: list[Range] = []
+        into: list[memoryview] = []
+        if reads_header:
+            ranges.append(Range(0, HEADER_BYTES))
+            into.append(aligned(HEADER_BYTES))
+        for each in filled:
+            offset = each.piece.offset
+            for _, view in self._arena.pieces(each.piece.shard, each.numbers):
+                ranges.append(Range(offset, len(view)))
+                into.append(view)
+                offset += len(view)
         queued_ns = perf_counter_ns() - batch.queued_ns
-        failed: dict[int, MissReason] = {}
+        blocks = {each.piece.shard: 0 for each in filled}
+        for each in filled:
+            blocks[each.piece.shard] += len(each.numbers)
         with reported(
-            self._store, Operation.READ, segment.path, nbytes=sum(r.length for r in ranges), blocks=len(filled),
+            self._store, Operation.READ, segment.path, nbytes=sum(r.length for r in ranges), blocks=sum(blocks.values()),
             queued_ns=queued_ns, request_id=batch.owner.request_id, rank=segment.rank,
         ) as report:  # fmt: skip
             reading = perf_counter_ns()
             try:
                 self._store.read(segment.path, ranges, into)
                 report.transfer_ns = perf_counter_ns() - reading
-                failed = self._verify(batch, filled, into, report)
+                if reads_header and check is not None:
+                    self._check_header(segment, into.pop(0))
+                    check.reason = None
+                    check.done.set()
+                self._verify(segment, filled, into, report)
+                if check is not None and not reads_header:
+                    check.done.wait()  # who reads it began before
+                    if check.reason is not None:
+                        _fail_all(filled, check.reason)
             except (StoreError, BadObject) as error:
                 report.transfer_ns = report.transfer_ns or perf_counter_ns() - reading
                 report.failed(error)
                 reason = MISS_OF.get(error.outcome, MissReason.STORE_DOWN)
-                failed = dict.fromkeys(range(len(filled)), reason)
-                self._give_up(batch, error, reason)
+                _fail_all(filled, reason)
+                if reads_header and check is not None:
+                    check.reason = reason
+                self._give_up(segment, error)
             report.verify_ns = perf_counter_ns() - reading - report.transfer_ns
             segment.used_at = int(time())
-            with self._changed:
-                for shard, count in Counter([wanted.shard for wanted, _ in filled]).items():
-                    share = count / len(filled)
+            with self._lock:
+                for shard, count in blocks.items():
+                    share = count / sum(blocks.values())
                     batch.owner.times[shard].add(share, queued_ns, report.transfer_ns, report.verify_ns)
-        wanted_of = [wanted for wanted, _ in filled]
-        self._deliver(filled, failed)
-        while filled:  # before anybody is told, so that who is told finds the slots free
-            self._arena.abandon(filled.pop()[1])
-        for number, reason in failed.items():
-            self._fail([wanted_of[number]], reason)
 
-    def _verify(
-        self, batch: _Batch, filled: list[tuple[_Wanted, Slot]], into: list[memoryview], report: Report
-    ) -> dict[int, MissReason]:
-        """Check header and blocks; which of them are wrong, and why."""
-        header = batch.header
-        if batch.reads_header and header is not None:
-            self._check_header(batch.segment, into.pop(0))
-            header.reason = None
-            header.done.set()
-        failed: dict[int, MissReason] = {}
-        for number, ((wanted, _), view) in enumerate(zip(filled, into, strict=True)):
-            try:
-                check_block(view, wanted.length, wanted.checksum)
-            except BadObject:
-                failed[number] = MissReason.CORRUPT
-                self._index.quarantine_block(wanted.run, wanted.key, Outcome.ALTERED)
-        if failed:
+    def _verify(self, segment: Segment, filled: list[_Filled], into: list[memoryview], report: Report) -> None:
+        """Check every block, and forget those that are wrong."""
+        wrong = 0
+        views = iter(into)
+        for each in filled:
+            piece = each.piece
+            number = 0
+            for count, _ in self._arena.pieces(piece.shard, each.numbers):
+                view = next(views)
+                for at in range(0, count * piece.stride, piece.stride):
+                    try:
+                        check_block(view[at : at + piece.stride], piece.length, piece.checksums[number])
+                    except BadObject:
+                        each.failed[number] = MissReason.CORRUPT
+                        self._index.quarantine_block(piece.run, piece.keys[number], Outcome.ALTERED)
+                        wrong += 1
+                    number += 1
+        if wrong:
             report.outcome = Outcome.ALTERED
-            report.error = f"{len(failed)} of {len(filled)} blocks differ from their checksums"
-            _log.warning("tracekv: %s: %s; they are forgotten", batch.segment.path, report.error)
-        if header is not None and not batch.reads_header:
-            # Who reads it came earlier in the same queue, so it is on its way.
-            header.done.wait()
-            if header.reason is not None:
-                return dict.fromkeys(range(len(filled)), header.reason)
-        return failed
+            report.error = f"{wrong} of {report.blocks} blocks differ from their checksums"
+            _log.warning("tracekv: %s: %s; they are forgotten", segment.path, report.error)
 
-    def _give_up(self, batch: _Batch, error: StoreError | BadObject, reason: MissReason) -> None:
-        if batch.reads_header and batch.header is not None:
-            batch.header.reason = reason
+    def _give_up(self, segment: Segment, error: StoreError | BadObject) -> None:
         if error.outcome in MISS_OF:
-            forgotten = self._index.quarantine_segment(batch.segment, error.outcome)
+            forgotten = self._index.quarantine_segment(segment, error.outcome)
             _log.warning(
-                "tracekv: %s is %s, %d blocks forgotten: %s", batch.segment.path, error.outcome.value, forgotten, error
+                "tracekv: %s is %s, %d blocks forgotten: %s", segment.path, error.outcome.value, forgotten, error
             )
 
     def _check_header(self, segment: Segment, data: memoryview) -> None:
@@ -337,65 +390,107 @@ class Reader:
             raise BadObject(Outcome.FOREIGN, "segment that isn't the one its manifest names")
         segment.is_checked = True
 
-    def _deliver(self, filled: list[tuple[_Wanted, Slot]], failed: dict[int, MissReason]) -> None:
-        """Make verified blocks findable, and pin them for whoever waits. Leaves in ``filled`` what failed."""
-        verified = [pair for number, pair in enumerate(filled) if number not in failed] if failed else filled[:]
-        filled[:] = [pair for number, pair in enumerate(filled) if number in failed]
-        with self._changed:
-            held = self._arena.commit_each([(slot, wanted.key) for wanted, slot in verified])
-            for (wanted, _), slot in zip(verified, held, strict=True):
-                shard, key = wanted.shard, wanted.key
-                self._in_flight.pop((shard, key), None)
-                mine: Slot | None = slot  # the pin of the commit is the first waiter's
-                for ticket, number in wanted.waiting:
-                    ticket.slots[shard][number] = mine or self._arena.pin(shard, key)
-                    mine = None
-                    ticket.is_read[shard][number] = 1
-                    ticket.outstanding -= 1
-                    self._release_if_done(ticket)
-            self._changed.notify_all()
+    def _give_back_failed(self, filled: _Filled) -> None:
+        if filled.failed:
+            unfilled = [slot for number, slot in enumerate(filled.numbers) if number in filled.failed]
+            filled.numbers = [slot for number, slot in enumerate(filled.numbers) if number not in filled.failed]
+            self._arena.abandon_run(filled.piece.shard, unfilled)
 
-    def _fail(self, failed: Sequence[_Wanted], reason: MissReason) -> None:
-        if not failed:
-            return
+    def _deliver(self, filled: _Filled) -> None:
+        """Make verified blocks findable, pinned for whoever waits; say what failed."""
+        piece, shard = filled.piece, filled.piece.shard
+        good = [number for number in range(len(piece.keys)) if number not in filled.failed]
+        slots, filled.numbers = filled.numbers, []
         with self._changed:
-            for wanted in failed:
-                place = (wanted.shard, wanted.key)
-                if self._in_flight.get(place) is not wanted:
-                    continue
-                del self._in_flight[place]
-                for ticket, number in wanted.waiting:
-                    ticket.reasons.setdefault(number, reason)
-                    ticket.outstanding -= 1
-                    self._release_if_done(ticket)
-            self._changed.notify_all()
+            for first, at, count in _neighbours(good):
+                keys = piece.keys[first : first + count]
+                held = self._arena.commit_run(shard, slots[at : at + count], keys)
+                self._fates.arrived(piece, keys)
+                for waiting in piece.waiting:
+                    self._give(waiting, shard, held, first)
+                # The tail first, so that what nobody waits for loses its end before its beginning.
+                self._arena.unpin_run(shard, reversed(held))
+            reasons: dict[MissReason, list[int]] = {}
+            for number, reason in filled.failed.items():
+                reasons.setdefault(reason, []).append(number)
+            for reason, failed in reasons.items():
+                self._fail(piece, failed, reason, is_last=False)
+            self._settle(piece)
+
+    def _give(self, waiting: Waiting, shard: Shard, held: list[int], first: int) -> None:
+        """Hand a waiting ticket its share of the blocks ``first`` ... of a piece."""
+        begin, end = max(waiting.at, first), min(waiting.at + waiting.blocks, first + len(held))
+        if begin >= end:
+            return
+        ticket, number = waiting.ticket, waiting.number + begin - waiting.at
+        mine = held[begin - first : end - first]
+        self._arena.pin_again(shard, mine)
+        ticket.numbers[shard][number : number + len(mine)] = mine
+        ticket.is_read[shard][number : number + len(mine)] = b"\1" * len(mine)
+        ticket.outstanding -= len(mine)
+
+    def _fail_batch(self, batch: Batch, reason: MissReason) -> None:
+        with self._changed:
+            for piece in batch.pieces:
+                self._fail(piece, range(len(piece.keys)), reason)
+
+    def _fail(self, piece: Piece, failed: Sequence[int], reason: MissReason, *, is_last: bool = True) -> None:
+        """Tell those who wait for some blocks of a piece that they don't come; all that is left of it where ``is_last``."""
+        for ticket, number, at, count in piece.waiting:
+            mine = [number + which - at for which in failed if at <= which < at + count]
+            for which in mine:
+                ticket.reasons.setdefault(which, reason)
+            ticket.outstanding -= len(mine)
+        if is_last:
+            self._settle(piece)
+
+    def _settle(self, piece: Piece) -> None:
+        """A piece is read or given up; nothing of it may be outstanding."""
+        self._forget(piece)
+        waiting, piece.waiting = piece.waiting, []
+        for ticket in {id(each.ticket): each.ticket for each in waiting}.values():
+            self._release_if_done(ticket)
+        self._changed.notify_all()
+
+    def _forget(self, piece: Piece) -> None:
+        in_flight = self._in_flight[piece.shard]
+        for key in piece.keys:
+            if in_flight.get(key) is piece:
+                del in_flight[key]
+
+    def _close(self, ticket: Ticket) -> None:
+        ticket.is_closed = True
+        self._release_if_done(ticket)
 
     def _release_if_done(self, ticket: Ticket) -> None:
-        if not ticket.is_closed or ticket.outstanding:
+        if ticket.outstanding:
             return
-        for slots in ticket.slots.values():
-            # The tail first, so that a chain loses its end before its beginning.
-            self._arena.unpin_each(slot for slot in reversed(slots[ticket.taken :]) if slot is not None)
-            del slots[ticket.taken :]
+        ticket.pieces = []
+        if ticket.when_done is not None:
+            ticket.when_done()
+            ticket.when_done = None
+        if not ticket.is_closed:
+            return
+        for shard, numbers in ticket.numbers.items():
+            if len(numbers) > ticket.taken:
+                # The tail first, so that a chain loses its end before its beginning.
+                left = [number for number in reversed(numbers[ticket.taken :]) if number is not None]
+                self._arena.unpin_run(shard, left)
+                del numbers[ticket.taken :]
 
 
-def _batches(missing: list[_Wanted], owner: Ticket) -> list[_Batch]:
-    """Group by segment, in rising order of offset, in pieces of :data:`BATCH_BYTES`."""
-    by_segment: dict[int, list[_Wanted]] = {}
-    for wanted in missing:
-        by_segment.setdefault(id(wanted.run.segment), []).append(wanted)
-    now = perf_counter_ns()
-    batches: list[_Batch] = []
-    for group in by_segment.values():
-        group.sort(key=lambda wanted: wanted.offset)
-        header = None if group[0].run.segment.is_checked else _HeaderCheck()
-        first = len(batches)
-        start = size = 0
-        for number, wanted in enumerate(group):
-            if size and size + wanted.stored_bytes > BATCH_BYTES:
-                batches.append(_Batch(group[start:number], owner, now, header))
-                start, size = number, 0
-            size += wanted.stored_bytes
-        batches.append(_Batch(group[start:], owner, now, header))
-        batches[first].reads_header = header is not None
-    return batches
+def _fail_all(filled: list[_Filled], reason: MissReason) -> None:
+    for each in filled:
+        each.failed |= dict.fromkeys(range(len(each.numbers)), reason)
+
+
+def _neighbours(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Rising numbers as (first, its position, how many follow each other)."""
+    if numbers and numbers[-1] - numbers[0] + 1 == len(numbers):
+        yield numbers[0], 0, len(numbers)
+        return
+    first = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            yield numbers[first], first, end - first
+            first = end

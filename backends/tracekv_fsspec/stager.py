@@ -20,6 +20,7 @@ from tracekv_fsspec.arena import Arena, Slot
 from tracekv_fsspec.backlog import Backlog
 from tracekv_fsspec.catalog import Catalog
 from tracekv_fsspec.copies import Copies
+from tracekv_fsspec.fates import Fates
 from tracekv_fsspec.format import SegmentHeader
 from tracekv_fsspec.index import Index, Shard
 from tracekv_fsspec.keys import Deployment
@@ -49,6 +50,7 @@ class Stager:
         index: What the store holds.
         arena: Host memory for blocks.
         reader: Store -> arena.
+        fates: What became of what was read.
         writer: Arena -> store.
         copies: Slots under a copy between page and arena.
         parked: The states of parked requests' tickets, as every rank reads them.
@@ -92,7 +94,9 @@ class Stager:
         own = [header.writer]
         self.catalog = Catalog(store, self.index, deployment=digest, own=own, refresh_s=settings.refresh_ms / 1000)
         self.catalog.start()
-        self.reader = Reader(store, self.index, self.arena, deployment=digest, layout=deployment.layout)
+        self.fates = Fates(self.arena.page_bytes)
+        self.arena.on_evict = self.fates.evicted
+        self.reader = Reader(store, self.index, self.arena, self.fates, deployment=digest, layout=deployment.layout)
         backlog = Backlog(settings.write_queue_bytes, settings.write_queue_ms / 1000)
         self.writer = Writer(store, self.index, self.arena, header, backlog, own)
         self.copies = Copies(
@@ -113,10 +117,12 @@ class Stager:
 
     def prefix(self, shard: Shard, keys: Sequence[bytes], start: int) -> int:
         """The ordinal of the first key from ``start`` on that can't be had, or ``len(keys)``."""
-        end = self.index.prefix(shard, keys, start)
-        while end < len(keys) and self.is_available(shard, keys[end]):
-            end = self.index.prefix(shard, keys, end + 1)
-        return end
+        end = start
+        while True:
+            staged = self.arena.staged_run(shard, keys, end)
+            end = self.index.prefix(shard, keys, staged)
+            if end in (staged, len(keys)):
+                return end
 
     def release(self, slots: Sequence[Slot]) -> None:
         """Give pins back, the last one given being the last to be evicted."""
@@ -138,6 +144,7 @@ class Stager:
         self.writer.close(max(0.0, deadline - monotonic()))
         self.catalog.close(_THREADS_S)
         self.reader.close(_THREADS_S)
+        self.fates.close(_THREADS_S)
         self.store.close()
         self.arena.close()
 

@@ -17,7 +17,7 @@ from tracekv.journal.vocabulary import MissReason, Operation, Outcome
 from tracekv_fsspec import catalog as catalogs
 from tracekv_fsspec import index as indexes
 from tracekv_fsspec import writer as writers
-from tracekv_fsspec.index import Index, Shard
+from tracekv_fsspec.index import Index, Place, Shard
 from tracekv_fsspec.keys import namespace_digest
 from tracekv_fsspec.manifest import BlockEntry, Manifest, SegmentEntry
 from tracekv_fsspec.paths import Commit, segment_path
@@ -25,27 +25,44 @@ from tracekv_fsspec.paths import Commit, segment_path
 DIGEST = DEPLOYMENT.digest()
 
 
-def manifest(blocks, writer=b"w" * 16, sequence=0, layer_group=0):
+def manifest(blocks, writer=b"w" * 16, sequence=0, layer_group=0, length=lambda number: 100 + number):
     segment = SegmentEntry(segment_path(DIGEST, writer, sequence, 0), 4096 * (len(blocks) + 2), 0)
     entries = [
-        BlockEntry(key, layer_group, 32, 0, 4096 * (number + 1), 100 + number, number.to_bytes(16, "big"))
+        BlockEntry(key, layer_group, 32, 0, 4096 * (number + 1), length(number), number.to_bytes(16, "big"))
         for number, key in enumerate(blocks)
     ]
     return Manifest(NAMESPACE, writer, sequence, 1, [segment], entries)
 
 
 def places(index, wanted, shard=FULL):
-    return [located and located[1] for located in index.locate(shard, wanted)]
+    stretches, missing = index.stretches(shard, wanted)
+    found = [None] * len(wanted)
+    for stretch in stretches:
+        for number, checksum in enumerate(stretch.checksums):
+            offset = stretch.offset + number * 4096
+            assert found[stretch.first + number] is None
+            found[stretch.first + number] = Place(offset, stretch.length, checksum)
+    assert missing == [number for number, place in enumerate(found) if place is None]
+    return found
 
 
 @settings(deadline=None)
-@given(st.lists(st.binary(min_size=16, max_size=16), unique=True, max_size=40), st.randoms(use_true_random=False))
-def test_every_key_is_found_where_it_is_in_whatever_order(blocks, chance):
+@given(
+    st.lists(st.binary(min_size=16, max_size=16), unique=True, max_size=40),
+    st.randoms(use_true_random=False),
+    st.integers(0, 40),
+    st.sampled_from([1, 2, 100]),
+)
+def test_every_key_is_found_where_it_is_in_whatever_order(blocks, chance, kept_in_order, sizes):
+    def length(number):
+        return 100 + number % sizes
+
     index = Index([FULL])
-    assert index.add(manifest(blocks)) == len(blocks)
-    expected = {key: (4096 * (n + 1), 100 + n, n.to_bytes(16, "big")) for n, key in enumerate(blocks)}
-    wanted = [*blocks, b"nobody's key....", *blocks]
-    chance.shuffle(wanted)
+    assert index.add(manifest(blocks, length=length)) == len(blocks)
+    expected = {key: (4096 * (n + 1), length(n), n.to_bytes(16, "big")) for n, key in enumerate(blocks)}
+    shuffled = [*blocks, b"nobody's key....", *blocks]
+    chance.shuffle(shuffled)
+    wanted = [*blocks[:kept_in_order], *shuffled]
     assert places(index, wanted) == [expected.get(key) for key in wanted]
 
 
@@ -65,6 +82,17 @@ def test_a_run_is_full_at_256_blocks_and_goes_on_in_the_next():
     assert index.prefix(FULL, wanted) == 600
     assert index.prefix(FULL, [*wanted[:300], b"x" * 16, *wanted]) == 300
     assert index.prefix(FULL, wanted, 599) == 600
+
+
+def test_blocks_that_follow_each_other_as_they_were_stored_are_one_stretch():
+    wanted = keys(300)
+    index = Index([FULL])
+    index.add(manifest(wanted, length=lambda number: 4096))
+    stretches, missing = index.stretches(FULL, [*wanted, b"x" * 16])
+    assert [(stretch.first, stretch.blocks) for stretch in stretches] == [(0, 256), (256, 44)]
+    assert missing == [300]
+    part = stretches[1].part(3, 5)
+    assert (part.first, part.offset, part.checksums) == (259, 260 * 4096, stretches[1].checksums[3:5])
 
 
 def test_shards_that_nobody_asked_for_are_left_out():
@@ -102,7 +130,7 @@ def test_what_was_gone_is_believed_for_a_time_only(monkeypatch):
     monkeypatch.setattr(indexes, "monotonic", lambda: now[0])
     index = Index([FULL])
     index.add(manifest(keys(3)))
-    ((run, _),) = index.locate(FULL, keys(1))
+    ((_, run, *_),) = index.stretches(FULL, keys(1))[0]
     assert index.quarantine_segment(run.segment, Outcome.MISSING) == 3
     assert index.quarantine_segment(run.segment, Outcome.MISSING) == 0
     assert index.fault(FULL, keys(1)[0]) is Outcome.MISSING
