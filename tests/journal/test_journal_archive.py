@@ -18,7 +18,7 @@ from tracekv.journal.ring import RingJournal
 def test_an_archive_reads_as_the_journal_that_it_is_of(journal, tmp_path):
     for number in range(20):
         journal.write(drop(number))
-    journal.waits[2 * 3] = 33
+    journal.waits[2 * 3] = 33e-9
     journal.at_step(1 << 62)
     reader = RingReader(journal.path)
     assert copy_records([reader], tmp_path / "archive") == 22

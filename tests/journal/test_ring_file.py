@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+from array import array
 from pathlib import Path
 
 import pytest
@@ -247,9 +248,9 @@ def test_the_hook_slots_and_the_callback_in_progress_are_seen_by_a_reader(journa
     reader = RingReader(journal.path)
     assert reader.state().callback == 0
     journal.in_progress[1], journal.in_progress[0] = 77, Callback.START_LOAD_KV
-    journal.waits[2 * 5], journal.waits[2 * 5 + 1] = 100, 110
-    journal.waits[2 * 37] = 120
-    journal.saves[0], journal.saves[1] = 130, 20  # entered again: the end is of the call before
+    journal.waits[2 * 5], journal.waits[2 * 5 + 1] = 100e-9, 110e-9
+    journal.waits[2 * 37] = 120e-9
+    journal.saves[0], journal.saves[1] = 130e-9, 20e-9  # entered again: the end is of the call before
     state = reader.state()
     assert (state.callback, state.since_ns) == (Callback.START_LOAD_KV, 77)
     assert state.waits == [OpenHook(5, 100, 110), OpenHook(37, 120, 0)]
@@ -263,12 +264,15 @@ def test_the_hook_slots_are_as_many_as_a_memory_journal_has(journal):
         assert (ours.itemsize, len(ours)) == (theirs.itemsize, len(theirs))
 
 
-def test_a_pass_of_hooks_comes_back_byte_for_byte(journal):
-    for layer in range(61):
-        journal.waits[2 * layer], journal.waits[2 * layer + 1] = 2**60 + layer, 2**60 + layer + 1
-    record = LayerHooks(9, journal.waits[:122].tobytes(), journal.saves[:122].tobytes())
-    journal.write(record)
-    assert RingReader(journal.path).read(0)[0][1] == record
+def test_a_pass_of_hooks_comes_back_in_nanoseconds(journal):
+    begins = [10**15 + 1000 * layer for layer in range(61)]  # an uptime of eleven days
+    for layer, begin in enumerate(begins):
+        journal.waits[2 * layer], journal.waits[2 * layer + 1] = 1e-9 * begin, 1e-9 * (begin + 250)
+    journal.write(LayerHooks(9, journal.waits[:122].tobytes(), journal.saves[:122].tobytes(), True))
+    hooks = RingReader(journal.path).read(0)[0][1]
+    assert hooks.waits == array("q", [moment for begin in begins for moment in (begin, begin + 250)]).tobytes()
+    assert hooks.saves == bytes(61 * 16)
+    assert not hooks.in_seconds
 
 
 def test_the_control_word_goes_from_reader_to_writer(journal):
@@ -384,7 +388,7 @@ def altered(journal: RingJournal, offset: int, data: bytes) -> Path:
 
 
 def test_an_unknown_version_is_refused_with_both_versions(journal):
-    with pytest.raises(JournalFormatError, match=r"altered.tkvring has journal format 9, .* reads format 1"):
+    with pytest.raises(JournalFormatError, match=r"altered.tkvring has journal format 9, .* reads format 2"):
         RingReader(altered(journal, 8, b"\x09"))
 
 

@@ -193,8 +193,8 @@ def test_a_kill_inside_a_layer_hook_still_shows_the_layer(tmp_path):
     def hang() -> None:
         journal = RingJournal.create(path, SMALL)
         for layer in range(37):
-            journal.waits[2 * layer], journal.waits[2 * layer + 1] = 1000 + layer, 1001 + layer
-        journal.waits[2 * 37] = 5000
+            journal.waits[2 * layer], journal.waits[2 * layer + 1] = 1e-9 * (1000 + layer), 1e-9 * (1001 + layer)
+        journal.waits[2 * 37] = 5000e-9
         os.write(child_end, b"1")
         threading.Event().wait()
 
@@ -255,7 +255,7 @@ def test_a_parent_goes_on_writing_after_a_fork(journal):
     with forked(lambda: None) as pid:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         journal.write(drop(1))
-        journal.waits[0] = 7
+        journal.waits[0] = 7e-9
     reader = RingReader(journal.path)
     assert reader.read(0)[0][1:] == [drop(1)]
     assert reader.state().waits == [OpenHook(0, 7, 0)]

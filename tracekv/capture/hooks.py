@@ -6,8 +6,9 @@ One object for the process, because every hook of every layer looks here first.
 from __future__ import annotations
 
 from tracekv.journal.current import Journal
+from tracekv.journal.layout import MAX_LAYERS
 
-_NOWHERE = memoryview(bytearray(8)).cast("l")
+_NOWHERE = memoryview(bytearray(8)).cast("d")
 
 
 class Hooks:
@@ -17,25 +18,60 @@ class Hooks:
         waits, saves: Where a hook's start goes; None: call the inner hook and write nothing.
         waits_ends, saves_ends: Where its end goes.
         is_off: Whether hooks are left alone until further notice.
+        used: All slots that these views reach, of waits and of saves, as bytes. ``cleared`` are as many zeros.
     """
 
-    __slots__ = ("_saves", "_waits", "is_off", "saves", "saves_ends", "waits", "waits_ends")
+    __slots__ = (
+        "_journal",
+        "_layers",
+        "_saves",
+        "_waits",
+        "cleared",
+        "is_off",
+        "saves",
+        "saves_ends",
+        "used",
+        "waits",
+        "waits_ends",
+    )
 
     def __init__(self) -> None:
-        self.waits: memoryview | None = None
-        self.saves: memoryview | None = None
+        self.waits: memoryview[float] | None = None
+        self.saves: memoryview[float] | None = None
+        self._journal: Journal | None = None
+        self._layers = 0
+        self.used: tuple[memoryview, memoryview] = (_NOWHERE.cast("B"), _NOWHERE.cast("B"))
+        self.cleared = bytes(8)
         self.unbind()
 
     def bind(self, journal: Journal) -> None:
         """Take the slots of a journal."""
-        self._waits, self.waits_ends = journal.waits[::2], journal.waits[1::2]
-        self._saves, self.saves_ends = journal.saves[::2], journal.saves[1::2]
+        self._journal = journal
         self.is_off = False
+        self._layers = 0
+        self._reach(journal, 1)
         self.resume()
+
+    def reach(self, layers: int) -> None:
+        """Reach the slots of so many layers at least. The end of a pass reads and clears all that are in reach."""
+        if self._journal is not None and layers > self._layers:
+            self._reach(self._journal, min(layers, MAX_LAYERS))
+
+    def _reach(self, journal: Journal, layers: int) -> None:
+        self._layers = layers
+        waits, saves = journal.waits[: 2 * layers], journal.saves[: 2 * layers]
+        self._waits, self.waits_ends = waits[::2], waits[1::2]
+        self._saves, self.saves_ends = saves[::2], saves[1::2]
+        self.used = waits.cast("B"), saves.cast("B")
+        self.cleared = bytes(16 * layers)
+        if self.waits is not None:
+            self.resume()
 
     def unbind(self) -> None:
         """Write nothing any more."""
+        self._journal = None
         self._waits = self._saves = self.waits_ends = self.saves_ends = _NOWHERE
+        self.used, self.cleared = (_NOWHERE.cast("B"), _NOWHERE.cast("B")), bytes(8)
         self.is_off = True
         self.pause()
 

@@ -7,6 +7,7 @@ fails is removed and reported once, and its callback goes on bare. Arguments are
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from threading import get_ident
@@ -21,9 +22,10 @@ from tracekv.capture.describers import plan_of
 from tracekv.capture.envelope import Envelope
 from tracekv.capture.hooks import hooks
 from tracekv.capture.session import Session
+from tracekv.capture.templates import function_from
 from tracekv.contract import reading
 from tracekv.journal.current import current
-from tracekv.journal.layout import MAX_LAYERS, detail_of
+from tracekv.journal.layout import detail_of
 from tracekv.journal.records import (
     AllocCall,
     BindCall,
@@ -50,32 +52,40 @@ _IDLE_FLUSH_NS = 1_000_000_000
 #: What is only counted while tracing costs too much: what comes with every pass.
 _PER_STEP = frozenset({"simple", "build", "bind", "end_pass", "finished", "idle_poll"})
 _COUNTS_EVERY_NS = 1_000_000_000
-_NO_HOOKS = bytes(MAX_LAYERS * 16)
 
 P = ParamSpec("P")
 Instrument = Callable[Concatenate["Recorder", int, int, int, P], None]
 
 
+_GUARDED = """\
+def {name}({parameters}):
+    ended = now()
+    self.leave()
+    if "{name}" in self.removed:
+        return
+    try:
+        if {is_per_step} and self._budget.is_reduced:
+            self.count(code, started, ended)
+        else:
+            method({arguments})
+            self._budget.spent_ns += now() - ended + ENTER_NS
+    except Exception as error:
+        self.remove("{name}", error)
+"""
+
+
 def _instrument(method: Instrument[P]) -> Callable[Concatenate[Recorder, int, int, P], None]:
     """Leave the callback, then write its record; whatever fails in the writing removes the instrument."""
     name = method.__name__
-
-    @functools.wraps(method)
-    def guarded(self: Recorder, code: int, started: int, *facts: P.args, **named: P.kwargs) -> None:
-        ended = perf_counter_ns()
-        self.leave()
-        if name in self.removed:
-            return
-        try:
-            if self._budget.is_reduced and name in _PER_STEP:
-                self.count(code, started, ended)
-            else:
-                method(self, code, started, ended, *facts, **named)
-                self._budget.spent_ns += perf_counter_ns() - ended + ENTER_NS
-        except Exception as error:
-            self.remove(name, error)
-
-    return guarded  # type: ignore[return-value]  # wraps() hides that it is the same callable
+    arguments = list(inspect.signature(method).parameters)
+    source = _GUARDED.format(
+        name=name,
+        parameters=", ".join(argument for argument in arguments if argument != "ended"),
+        arguments=", ".join(arguments),
+        is_per_step=name in _PER_STEP,
+    )
+    scope = {"method": method, "now": perf_counter_ns, "ENTER_NS": ENTER_NS}
+    return functools.wraps(method)(function_from(source, name, f"instrument {name}", scope))
 
 
 class Recorder:
@@ -98,10 +108,7 @@ class Recorder:
         "_inside",
         "_is_off",
         "_journal",
-        "_layers",
-        "_saves",
         "_session",
-        "_waits",
         "removed",
         "run_id",
         "steps",
@@ -117,9 +124,6 @@ class Recorder:
         self._is_off = False
         self._inside = session.inside
         self._in_progress = session.journal.in_progress
-        self._waits = session.journal.waits.cast("B")
-        self._saves = session.journal.saves.cast("B")
-        self._layers = MAX_LAYERS
         self.removed: set[str] = set()
         self.steps = 0
         self.tokens_per_block = 0
@@ -310,7 +314,7 @@ class Recorder:
         """``register_kv_caches`` and ``register_kv_cache_layout``."""
         layout = view(caches)
         layers = [layer for group in layout.groups for layer in group.layer_ids]
-        self._layers = min(MAX_LAYERS, max(layers, default=-1) + 1)
+        hooks.reach(max(layers, default=-1) + 1)
         groups = [
             GroupFacts(
                 group.layer_group_id, group.window_size, list(group.layer_ids), group.num_slots, group.bytes_per_page,
@@ -391,15 +395,12 @@ class Recorder:
 
     def flush_hooks(self) -> None:
         """Write the layer hooks since the last pass and clear their slots."""
+        waits_used, saves_used = hooks.used
+        none = hooks.cleared
         # Compared as bytes: a memoryview compares element by element.
-        end = 16 * self._layers
-        rest = _NO_HOOKS[end:]
-        if self._waits[end:].tobytes() != rest or self._saves[end:].tobytes() != rest:
-            end = len(_NO_HOOKS)  # a layer that is in no registered group was called
-        none = _NO_HOOKS[:end]
-        waits, saves = self._waits[:end].tobytes(), self._saves[:end].tobytes()
+        waits, saves = waits_used.tobytes(), saves_used.tobytes()
         if waits != none or saves != none:
-            self._waits[:end] = none
-            self._saves[:end] = none
-            self.write(LayerHooks(current.step, waits, saves))
-            self._budget.spent_ns += end // 8 * HOOK_NS
+            waits_used[:] = none
+            saves_used[:] = none
+            self.write(LayerHooks(current.step, waits, saves, True))
+            self._budget.spent_ns += len(none) // 8 * HOOK_NS

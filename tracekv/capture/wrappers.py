@@ -7,15 +7,16 @@ names, takes no ``*args``, binds its inner function once, and costs no call more
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable
-from time import perf_counter_ns
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from tracekv.capture.envelope import Envelope
 from tracekv.capture.hooks import hooks
+from tracekv.capture.templates import function_from
 from tracekv.contract import reading
 from tracekv.journal.current import current
+from tracekv.journal.layout import MAX_LAYERS
 from tracekv.journal.vocabulary import Callback
 
 Inner = Callable[..., Any]
@@ -34,7 +35,8 @@ def {name}({parameters}):
     return answer
 """
 
-# A hook writes two numbers into the journal's own slots; the pass's record is made from them when the pass ends.
+# A hook writes two numbers into the journal's own slots; the pass's record is made from them when the pass ends. They are floats: an
+# int of this size costs a third more to take and to store.
 _LAYER_HOOK = """\
 def {name}({parameters}):
     starts = hooks.{instrument}
@@ -43,28 +45,34 @@ def {name}({parameters}):
     try:
         starts[layer_idx] = now()
     except Exception as error:
-        hook_failed(self, "{name}", error)
-        return inner({parameters})
+        if not hook_failed(self, "{name}", layer_idx, error):
+            return inner({parameters})
+        hooks.{instrument}[layer_idx] = now()
     try:
         answer = inner({parameters})
     except BaseException as error:
-        hook_raised(self, {code}, starts[layer_idx], error)
+        hook_raised(self, {code}, hooks.{instrument}, layer_idx, error)
         raise
     hooks.{instrument}_ends[layer_idx] = now()
     return answer
 """
 
 
-def _hook_failed(instance: Any, name: str, error: Exception) -> None:
+def _hook_failed(instance: Any, name: str, layer: object, error: Exception) -> bool:
+    """Whether the hook has a slot now: a layer of no registered group comes as one out of reach."""
+    if isinstance(error, IndexError) and isinstance(layer, int) and 0 <= layer < MAX_LAYERS:
+        hooks.reach(MAX_LAYERS)
+        return True
     recorder = instance._tracekv_recorder
     if recorder is not None:
         recorder.remove(name, error)
+    return False
 
 
-def _hook_raised(instance: Any, code: int, started: int, error: BaseException) -> None:
+def _hook_raised(instance: Any, code: int, starts: memoryview, layer: int, error: BaseException) -> None:
     recorder = instance._tracekv_recorder
     if recorder is not None:
-        recorder.raised(code, started, error)
+        recorder.raised(code, round(1e9 * starts[layer]), error)
 
 
 class _Shape(NamedTuple):
@@ -133,20 +141,15 @@ def wrap(callback: Callback, inner: Inner) -> Inner:
         instrument=shape.instrument,
         facts=shape.facts,
     )
-    # Known to linecache, so that a traceback through the wrapper shows its lines.
-    filename = f"<tracekv wrapper of {callback.side.value}.{callback.method}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "inner": inner,
         "reading": reading,
-        "now": perf_counter_ns,
+        "now": perf_counter,
         "hooks": hooks,
         "hook_failed": _hook_failed,
         "hook_raised": _hook_raised,
     }
-    exec(compile(source, filename, "exec"), scope)  # noqa: S102  # the template above, filled with constants
-    wrapper: Inner = scope[callback.method]
-    return wrapper
+    return function_from(source, callback.method, f"wrapper of {callback.side.value}.{callback.method}", scope)
 
 
 def _build_connector_meta(code: int, inner: Inner) -> Inner:

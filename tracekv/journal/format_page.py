@@ -47,7 +47,7 @@ With a file of F bytes (a multiple of 4096). The header says where each area beg
 | area | bytes | holds |
 |---|---|---|
 | header | {header} | facts, cells, anchors |
-| waits | {hooks} | a pair (started_ns, ended_ns) of int64 for each of {layers} layers: `wait_for_layer_load` of the pass in progress |
+| waits | {hooks} | pairs (started, ended) of float64 seconds, one for each of {layers} layers: `wait_for_layer_load` of this pass |
 | saves | {hooks} | the same of `save_kv_layer` |
 | kept ring | F / 16 | records that explain the others: {kept} |
 | shared ring | F / 4 | records of all threads but the engine's |

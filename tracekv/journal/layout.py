@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 MAGIC = b"TKVRING\n"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_BYTES = 4096
 SLOT_BYTES = 64
 #: Layers whose hooks have slots.
 MAX_LAYERS = 512
-#: One pair (started_ns, ended_ns) per layer, for each of the two hooks.
+#: One pair (started, ended) of float64 seconds per layer, for each of the two hooks.
 HOOK_BYTES = MAX_LAYERS * 16
 #: What the areas need at the least; a journal that is of use is far larger.
 MIN_FILE_BYTES = 1 << 16
@@ -288,5 +288,5 @@ def with_detail(control: int, detail: str) -> int:
 
 
 def is_supported() -> bool:
-    """Whether this machine can hold a journal: the hook slots are native int64, the format is little-endian."""
+    """Whether this machine can hold a journal: the hook slots are native float64, the format is little-endian."""
     return sys.byteorder == "little"

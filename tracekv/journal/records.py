@@ -11,6 +11,7 @@ Source of the fields: contract.md section 10 (what a rule needs), DESIGN.md "vie
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import msgspec
@@ -201,11 +202,13 @@ class LayerHooks(Record, tag=18):
     Attributes:
         waits, saves: int64 pairs ``(started_ns, ended_ns)``, native byte order; pair i is layer i's. (0, 0): not called;
             an end of 0: entered and not left (it raised, when a later record exists).
+        in_seconds: As the engine writes it: the pairs are float64, in seconds of the same clock. :func:`decode` turns them.
     """
 
     step: int
     waits: bytes
     saves: bytes
+    in_seconds: bool = False
 
 
 class RegionFacts(Record):
@@ -563,4 +566,11 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyRecord)
 def decode(payload: bytes | memoryview) -> Record:
     """The record in ``payload``; msgspec.DecodeError where it is none of this version's."""
     record: Record = _decoder.decode(payload)
+    if type(record) is LayerHooks and record.in_seconds:
+        return LayerHooks(record.step, _in_ns(record.waits), _in_ns(record.saves))
     return record
+
+
+def _in_ns(seconds: bytes) -> bytes:
+    moments = memoryview(seconds)[: len(seconds) // 16 * 16].cast("d")
+    return array("q", [round(1e9 * moment) for moment in moments.tolist()]).tobytes()
