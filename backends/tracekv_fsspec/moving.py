@@ -132,7 +132,7 @@ class HostMover:
     def load(self, moves: Moves, pieces: Sequence[Piece]) -> None:
         """As :meth:`Mover.load`."""
         regions = self._regions[moves.layer_group]
-        check_pages(moves, map(len, regions))
+        check_pages(moves, min(map(len, regions)))
         pages = np.array(moves.pages)
         for piece in pieces:
             target = regions[piece.region][:, piece.start : piece.stop]
@@ -146,7 +146,7 @@ class HostMover:
     def save(self, moves: Moves, pieces: Sequence[Piece]) -> None:
         """As :meth:`Mover.save`."""
         regions = self._regions[moves.layer_group]
-        check_pages(moves, map(len, regions))
+        check_pages(moves, min(map(len, regions)))
         for piece in pieces:
             source = regions[piece.region]
             size = piece.stop - piece.start
@@ -175,7 +175,7 @@ class GatheringMover:
 
     def load(self, moves: Moves, pieces: Sequence[Piece]) -> None:
         """As :meth:`Mover.load`."""
-        check_pages(moves, map(len, self._regions[moves.layer_group]))
+        check_pages(moves, min(map(len, self._regions[moves.layer_group])))
         for piece in pieces:
             if self._is_whole(piece):
                 for page, slot in self._each(moves, piece):
@@ -189,7 +189,7 @@ class GatheringMover:
 
     def save(self, moves: Moves, pieces: Sequence[Piece]) -> None:
         """As :meth:`Mover.save`."""
-        check_pages(moves, map(len, self._regions[moves.layer_group]))
+        check_pages(moves, min(map(len, self._regions[moves.layer_group])))
         for piece in pieces:
             if self._is_whole(piece):
                 for page, slot in self._each(moves, piece):
@@ -263,13 +263,12 @@ class _Staging:
             self._event.record(self._used_on)
 
 
-def check_pages(moves: Moves, slots: Iterator[int]) -> None:
-    """Refuse pages that no region has: -1 would be a valid subscript.
+def check_pages(moves: Moves, count: int) -> None:
+    """Refuse pages outside the ``count`` that there are: -1 would be a valid subscript.
 
     Raises:
         IndexError: As it says.
     """
-    count = min(slots, default=0)
     if moves.pages and not 0 <= min(moves.pages) <= max(moves.pages) < count:
         wrong = next(page for page in moves.pages if not 0 <= page < count)
         raise IndexError(f"tracekv: page slot {wrong} of layer group {moves.layer_group} is outside [0, {count})")

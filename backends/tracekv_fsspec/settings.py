@@ -39,6 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     #: Where the arena's file is made, in memory that every rank of the node maps; ``/dev/shm`` where that is a tmpfs, else the
     #: temporary directory.
     arena_dir: str | None = None
+    #: Load layer by layer beside the forward pass (``on``), before it (``off``), or beside it where the engine's layer hooks surely
+    #: run (``auto``): no CUDA graphs, no compiled layers, and every hook was seen before.
+    layerwise: Literal["auto", "on", "off"] = "auto"
     #: Of the arena, how much may wait to be stored; past it, blocks are dropped. The last quarter is for requests of which
     #: something is already saved, so tails of new chains are dropped first.
     write_queue_bytes: Bytes = 256 << 20

@@ -48,6 +48,11 @@ class SpeculativeConfig:
     max_draft_len: int = 0
 
 
+@dataclass(frozen=True)
+class CudaGraphConfig:
+    """Passes are replayed, as far as they can be."""
+
+
 @dataclass
 class LlmArgs:
     """The engine's arguments, as far as connectors read them and bring-up refuses them."""
@@ -62,6 +67,8 @@ class LlmArgs:
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative_config: SpeculativeConfig | None = None
     cache_transceiver_config: Any = None
+    #: None: every forward runs eagerly, and so with its per-layer hooks.
+    cuda_graph_config: CudaGraphConfig | None = None
 
 
 def know_the_rank() -> None:

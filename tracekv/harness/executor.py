@@ -119,6 +119,7 @@ class Executor:
                 enable_attention_dp=attention_dp,
                 tensor_parallel_size=self._ranks.world,
                 scheduler_config=bringup.SchedulerConfig(policy or "GUARANTEED_NO_EVICT"),
+                cuda_graph_config=bringup.CudaGraphConfig() if graph_replay else None,
             )
         policy = policy or bringup.policy_of(llm_args)
         # The connector comes first, the cache next, the warm-up third; the caches are registered last.
