@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter_ns
 from typing import Any
@@ -31,12 +32,17 @@ from tracekv_fsspec.store_errors import MISS_OF
 
 @dataclass(frozen=True)
 class Engine:
-    """What the scheduler knows of its engine once it is brought up."""
+    """What the scheduler knows of its engine once it is brought up.
+
+    Attributes:
+        said: Notices that were given once and aren't given again.
+    """
 
     settings: Settings
     stager: Stager
     layout: LayoutView
     shards: tuple[Shard, ...]
+    said: set[str] = field(default_factory=set)
 
     @property
     def tokens_per_block(self) -> int:
@@ -58,6 +64,9 @@ class Engine:
             self.stager.is_available,
             with_partial_blocks=self.has_partial_blocks,
         )
+
+
+_log = logging.getLogger("tracekv.fsspec")
 
 
 class Bypass(Exception):
@@ -174,9 +183,7 @@ def _look_up(
     if end < max(by_group.values()):
         found.bounding_layer_group = min(by_group, key=lambda group: by_group[group])
     strict = engine.lookup.strict(prompt, ends)
-    longer = None
-    if engine.settings.window_lookup == "window" and chunk is not None:
-        longer = engine.lookup.window(prompt, ends, min(computed_tokens + chunk, len(tokens)))
+    longer = _window_run(engine, prompt, ends, chunk)
     if longer is not None and (strict is None or longer.end_token > strict.end_token):
         found.stored_tokens = longer.end_token
         if longer.end_token < blocks * size:
@@ -189,6 +196,21 @@ def _look_up(
         found.stored_tokens = max(found.stored_tokens, strict.end_token)
         _stage(engine, books, strict, found)
     return found
+
+
+def _window_run(engine: Engine, prompt: Prompt, ends: dict[Shard, int], chunk: int | None) -> Run | None:
+    """A run that leaves out what windows have passed, where the setting wants it and the request surely gets all of its offer."""
+    if engine.settings.window_lookup != "window":
+        return None
+    if chunk is None:
+        if "no chunk" not in engine.said:
+            engine.said.add("no chunk")
+            _log.warning(
+                "tracekv: this runtime's requests don't tell their context_chunk_size when they are asked about, so it can't be known "
+                "whether an offer is honoured in full; TRACEKV_FSSPEC__WINDOW_LOOKUP=window is taken as strict (said once)"
+            )
+        return None
+    return engine.lookup.window(prompt, ends, min(prompt.computed_tokens + chunk, len(prompt.tokens)))
 
 
 def _why_not_stored(engine: Engine, key: bytes, ends: dict[Shard, int], end: int) -> MissReason:
