@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from tracekv.contract.reading import LayoutView
 
@@ -24,7 +25,8 @@ def pin_for_gpu(layout: LayoutView, buffer: memoryview) -> Callable[[], None] | 
         return None
     address, size = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr(), len(buffer)
     try:
-        runtime = torch.cuda.cudart()
+        load: Callable[[], Any] = torch.cuda.cudart
+        runtime = load()
         torch.cuda.check_error(int(runtime.cudaHostRegister(address, size, 0)))
     except Exception as error:
         _log.warning(

@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tracekv_fsspec.arena import Arena, ArenaTooSmall, StaleSlot
 from tracekv_fsspec.index import Shard
+from tracekv_fsspec.worker_arena import WorkerArena
 
 ONE, TWO = Shard(0, 0), Shard(1, 0)
 SLOTS = 4
@@ -91,6 +92,8 @@ class ArenaMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.memory = arena()
+        self.worker = WorkerArena(self.memory.file, self.memory.geometry, 0)
+        self.seen = set()
         self.filling_count = 0
         self.pinned = {}
 
@@ -100,6 +103,7 @@ class ArenaMachine(RuleBasedStateMachine):
         held = len({slot for slot, count in self.pinned.items() if count})
         assert (slot is None) == (self.filling_count + held == SLOTS)
         self.filling_count += slot is not None
+        self.seen |= {slot} - {None}
         return slot
 
     @rule(target=pins, slot=consumes(filling), name=st.integers(0, 5))
@@ -143,6 +147,17 @@ class ArenaMachine(RuleBasedStateMachine):
                 self.memory.view(slot)
         held = len({slot for slot, count in self.pinned.items() if count})
         assert self.memory.free_slots(ONE) == SLOTS - held - self.filling_count
+
+    @invariant()
+    def a_worker_sees_the_same_and_refuses_the_same(self):
+        for slot in self.seen:
+            answers = []
+            for extent in (lambda slot: self.memory.extent(slot), lambda slot: self.worker.extent(*slot)):
+                try:
+                    answers.append(extent(slot))
+                except StaleSlot:
+                    answers.append(None)
+            assert answers[0] == answers[1]
 
 
 TestArenaMachine = ArenaMachine.TestCase

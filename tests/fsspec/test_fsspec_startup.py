@@ -10,30 +10,17 @@ import torch
 
 import tracekv_fsspec
 from tests.fsspec.engine import Engine, LlmArgs
-from tracekv.contract import Runtime, UnknownRuntime, use_runtime
+from tracekv.contract import UnknownRuntime
 from tracekv.settings import SettingsError, load, load_section
 from tracekv_fsspec import Scheduler, Settings, Worker
 from tracekv_fsspec.arena import ArenaTooSmall
 from tracekv_fsspec.store import StoreUnusable, check_usable, open_store
 
 
-@pytest.fixture
-def two_ranks():
-    use_runtime(Runtime(rank=1, world=2))
-    yield
-    use_runtime(None)
-
-
 def test_a_missing_model_id_is_refused_by_its_name(configure):
     configure(model_id=None)
     with pytest.raises(SettingsError, match="TRACEKV_FSSPEC__MODEL_ID"):
         Scheduler()
-
-
-@pytest.mark.parametrize("half", [Scheduler, Worker])
-def test_more_than_one_rank_is_refused(configure, two_ranks, half):
-    with pytest.raises(NotImplementedError, match="rank 1 of 2"):
-        half()
 
 
 @pytest.mark.parametrize("half", [Scheduler, Worker])

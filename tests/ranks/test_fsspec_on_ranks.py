@@ -1,0 +1,66 @@
+"""The persistent connector on two ranks: tokens of a run without it, whole loads, and what one rank's bytes are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.ranks.test_tensor_parallel import SMALL, alone, tokens
+from tracekv.harness.ranks import Prompt, RankJob
+
+CASES = [("llama", "v1"), ("llama", "v2"), ("gemma3", "v2")]
+PROMPT = 500
+HERE = "tests.ranks.fsspec_pairs"
+
+
+@pytest.fixture
+def arena_dir(tmp_path):
+    folder = tmp_path / "arena"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path, arena_dir):
+    """Jobs of engines that share a store below the test's folder."""
+
+    def make(preset="llama", mode="v2", **more):
+        environ = {
+            "TRACEKV_FSSPEC__URL": (tmp_path / "kv").as_uri(),
+            "TRACEKV_FSSPEC__MODEL_ID": "two-ranks",
+            "TRACEKV_FSSPEC__OFFER_WAIT_MS": "10000",
+            "TRACEKV_FSSPEC__ARENA_BYTES": str(32 << 20),
+            "TRACEKV_FSSPEC__ARENA_DIR": str(arena_dir),
+            **more.pop("environ", {}),
+        }
+        options = {"mode": mode, "chunk_tokens": 256, **more.pop("executor_options", {})}
+        defaults = {
+            "rounds": [[Prompt(tokens(PROMPT), 5)]],
+            "scheduler": "tracekv_fsspec:Scheduler",
+            "worker": "tracekv_fsspec:Worker",
+            "model_options": SMALL,
+        }
+        return RankJob(preset=preset, executor_options=options, environ=environ, **{**defaults, **more})
+
+    return make
+
+
+@pytest.mark.parametrize(("preset", "mode"), CASES)
+def test_two_ranks_serve_what_two_ranks_stored(preset, mode, job, two_ranks):
+    cold = two_ranks.run(job(preset, mode))
+    warm = two_ranks.run(job(preset, mode))
+    spoiled = two_ranks.run(job(preset, mode, worker=f"{HERE}:SpoilsASlotOnRank1"))
+    twice = [[Prompt(tokens(PROMPT), 5)]] * 2
+    reused = two_ranks.run(dataclasses.replace(job(preset, mode), scheduler=None, worker=None, rounds=twice))
+    (expected,) = alone(preset, [Prompt(tokens(PROMPT), 5)], mode=mode, chunk_tokens=256)
+    for rank in range(2):
+        first, loaded, wrong, again = (result[rank].requests[-1] for result in (cold, warm, spoiled, reused))
+        assert (first.honoured_tokens, loaded.honoured_tokens) == (0, 480)
+        assert loaded.tokens == first.tokens == expected.output_tokens
+        # The same passes over the same KV, whether the store put it there or it still was: bit by bit.
+        assert loaded.passes == again.passes
+        assert torch.equal(loaded.first_logits, again.first_logits)
+        # Negative control: one byte of one of rank 1's slots is what rank 0 computes with, too.
+        assert (wrong.first_logits - loaded.first_logits).abs().max() > 1e-3
