@@ -13,6 +13,7 @@ from tracekv.journal.vocabulary import MissReason
 from tracekv.settings import SettingsError, load_section
 from tracekv_fsspec import local, offers
 from tracekv_fsspec.keys import Deployment
+from tracekv_fsspec.node import runtime_of
 from tracekv_fsspec.plan import StepPlan
 from tracekv_fsspec.planning import Planner
 from tracekv_fsspec.requests import Request, Requests
@@ -34,6 +35,7 @@ class Scheduler(KvCacheConnectorScheduler):
     Raises:
         SettingsError: ``TRACEKV_FSSPEC__MODEL_ID`` is missing, or a setting is wrong.
         StoreUnusable: The store can't be reached, written or read.
+        UnknownRuntime: The rank can't be told.
     """
 
     def __init__(self, llm_args: Any = None) -> None:
@@ -44,6 +46,7 @@ class Scheduler(KvCacheConnectorScheduler):
                 "tracekv: TRACEKV_FSSPEC__MODEL_ID is not set. Name the weights that make the KV (model and revision, or a "
                 "digest): blocks of other weights would be served as this model's, so there is no default."
             )
+        runtime_of(llm_args)  # refused before anything is opened
         self._store: Store = open_configured(self._settings)
         check_usable(self._store)
         self._engine: offers.Engine | None = None
