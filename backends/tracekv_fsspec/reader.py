@@ -15,13 +15,15 @@ from time import monotonic, perf_counter_ns, time
 from tracekv.journal.vocabulary import MissReason, Operation, Outcome
 from tracekv_fsspec.arena import Arena
 from tracekv_fsspec.fates import Fates
-from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, check_block, parse_header
+from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, parse_header
 from tracekv_fsspec.index import Index, Segment, Shard, Stretch
 from tracekv_fsspec.read_queue import Batch, Piece, Priority, ReadQueue, Waiting, batches_of
 from tracekv_fsspec.report import Report, reported
 from tracekv_fsspec.store import Range, Store
 from tracekv_fsspec.store_errors import MISS_OF, StoreError
+from tracekv_fsspec.tally import tally
 from tracekv_fsspec.tickets import Ticket
+from tracekv_fsspec.verify import Verifier
 
 __all__ = ["READERS", "Priority", "Reader", "Ticket"]
 
@@ -303,15 +305,21 @@ class Reader:
         segment = batch.segment
         ranges: list[Range] = []
         into: list[memoryview] = []
-        if reads_header:
-            ranges.append(Range(0, HEADER_BYTES))
-            into.append(aligned(HEADER_BYTES))
+        verifier = Verifier()
+        whose: list[tuple[_Filled, int]] = []
         for each in filled:
-            offset = each.piece.offset
-            for _, view in self._arena.pieces(each.piece.shard, each.numbers):
-                ranges.append(Range(offset, len(view)))
+            piece, first = each.piece, 0
+            for count, view in self._arena.pieces(piece.shard, each.numbers):
+                ranges.append(Range(piece.offset + first * piece.stride, len(view)))
                 into.append(view)
-                offset += len(view)
+                whose.append((each, first))
+                verifier.add(view, piece.length, piece.checksums[first : first + count])
+                first += count
+        header = aligned(HEADER_BYTES) if reads_header else None
+        if header is not None:
+            ranges.insert(0, Range(0, HEADER_BYTES))
+            into.insert(0, header)
+            verifier.lead_in()
         queued_ns = perf_counter_ns() - batch.queued_ns
         blocks = {each.piece.shard: 0 for each in filled}
         for each in filled:
@@ -322,13 +330,14 @@ class Reader:
         ) as report:  # fmt: skip
             reading = perf_counter_ns()
             try:
+                tally.progress = verifier
                 self._store.read(segment.path, ranges, into)
-                report.transfer_ns = perf_counter_ns() - reading
-                if reads_header and check is not None:
-                    self._check_header(segment, into.pop(0))
+                report.transfer_ns = perf_counter_ns() - reading - verifier.took_ns
+                if header is not None and check is not None:
+                    self._check_header(segment, header)
                     check.reason = None
                     check.done.set()
-                self._verify(segment, filled, into, report)
+                self._forget_wrong(segment, whose, verifier.finish(), report)
                 if check is not None and not reads_header:
                     check.done.wait()  # who reads it began before
                     if check.reason is not None:
@@ -348,23 +357,15 @@ class Reader:
                     share = count / sum(blocks.values())
                     batch.owner.times[shard].add(share, queued_ns, report.transfer_ns, report.verify_ns)
 
-    def _verify(self, segment: Segment, filled: list[_Filled], into: list[memoryview], report: Report) -> None:
-        """Check every block, and forget those that are wrong."""
+    def _forget_wrong(
+        self, segment: Segment, whose: list[tuple[_Filled, int]], wrong_of: list[list[int]], report: Report
+    ) -> None:
         wrong = 0
-        views = iter(into)
-        for each in filled:
-            piece = each.piece
-            number = 0
-            for count, _ in self._arena.pieces(piece.shard, each.numbers):
-                view = next(views)
-                for at in range(0, count * piece.stride, piece.stride):
-                    try:
-                        check_block(view[at : at + piece.stride], piece.length, piece.checksums[number])
-                    except BadObject:
-                        each.failed[number] = MissReason.CORRUPT
-                        self._index.quarantine_block(piece.run, piece.keys[number], Outcome.ALTERED)
-                        wrong += 1
-                    number += 1
+        for (each, first), numbers in zip(whose, wrong_of, strict=True):
+            for number in numbers:
+                wrong += 1
+                each.failed[first + number] = MissReason.CORRUPT
+                self._index.quarantine_block(each.piece.run, each.piece.keys[first + number], Outcome.ALTERED)
         if wrong:
             report.outcome = Outcome.ALTERED
             report.error = f"{wrong} of {report.blocks} blocks differ from their checksums"

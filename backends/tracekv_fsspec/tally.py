@@ -6,6 +6,17 @@ An operation runs on its caller's thread, so a thread-local says whose it is and
 from __future__ import annotations
 
 import threading
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Told how far a read is by an engine that fills buffers bit by bit, on the thread of the read."""
+
+    def restart(self) -> None:
+        """A try begins: all buffers are filled from their beginnings."""
+
+    def filled(self, number: int, end: int) -> None:
+        """The first ``end`` bytes of a buffer are there."""
 
 
 class Tally(threading.local):
@@ -15,6 +26,7 @@ class Tally(threading.local):
         attempts: Tries of the whole operation.
         requests: What was asked of the server, or of the kernel: an HTTP request or a positioned read or write each.
         paced_ns: Time spent waiting for a permit or between tries.
+        progress: Who wants to know how far the read is.
         breaker: ``closed``, ``open`` or ``half_open``, as the operation found it.
     """
 
@@ -22,6 +34,7 @@ class Tally(threading.local):
     requests = 0
     paced_ns = 0
     breaker = "closed"
+    progress: Progress | None = None
 
     def reset(self) -> None:
         """A new operation begins."""
@@ -29,6 +42,7 @@ class Tally(threading.local):
         self.requests = 0
         self.paced_ns = 0
         self.breaker = "closed"
+        self.progress = None
 
 
 tally = Tally()

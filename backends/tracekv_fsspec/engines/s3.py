@@ -14,7 +14,7 @@ from tracekv_fsspec import protocols
 from tracekv_fsspec.s3_options import S3Access, s3_access
 from tracekv_fsspec.store import TRY_SHARE, Data, Deadlines, Entry, Range, runs
 from tracekv_fsspec.store_errors import StoreError, StoreUnusable, translating
-from tracekv_fsspec.tally import tally
+from tracekv_fsspec.tally import Progress, tally
 
 _HEADS = 16
 #: A body is taken over in pieces of about so much; as one object it would be put together first, which is another copy.
@@ -98,13 +98,16 @@ class S3Store:
 
     def read(self, path: str, ranges: Sequence[Range], into: Sequence[memoryview]) -> None:
         """Fill each buffer with its range, exactly."""
+        progress = tally.progress
+        if progress is not None:
+            progress.restart()
         with self._translating("read", path):
             for first, end in runs(ranges):
                 start = ranges[first].offset
                 length = ranges[end - 1].offset + ranges[end - 1].length - start
                 tally.requests += 1
                 answer = self._api.get(self._reading, path, options={"range": (start, start + length)})
-                came = _copy(answer.stream(min_chunk_size=_CHUNK), into[first:end])
+                came = _copy(answer.stream(min_chunk_size=_CHUNK), into, first, end, progress)
                 if came != length:  # past the end it is silently shortened (trap 16)
                     raise StoreError(Outcome.TRUNCATED, f"{path} gave {came} bytes instead of {length} from {start} on")
 
@@ -152,18 +155,20 @@ class S3Store:
         return translating(f"{verb} {self.url.rstrip('/')}/{path}", self._hidden)
 
 
-def _copy(chunks: Iterable[Any], views: Sequence[memoryview]) -> int:
-    """Fill buffers with what comes, piece by piece while it is in the processor's cache; how many bytes came."""
-    came = number = at = 0
+def _copy(chunks: Iterable[Any], views: Sequence[memoryview], number: int, end: int, progress: Progress | None) -> int:
+    """Fill ``views[number:end]`` with what comes, piece by piece while it is in the processor's cache; how many bytes came."""
+    came = at = 0
     for chunk in chunks:
         data = memoryview(chunk)
         came += len(data)
-        while len(data) and number < len(views):
+        while len(data) and number < end:
             view = views[number]
             size = min(len(view) - at, len(data))
             view[at : at + size] = data[:size]
             data = data[size:]
             at += size
+            if progress is not None:
+                progress.filled(number, at)
             if at == len(view):
                 number, at = number + 1, 0
     return came
