@@ -1,0 +1,199 @@
+"""Journals as Chrome trace events, which Perfetto, ``chrome://tracing`` and others open.
+
+A process per journal, a track per lane (a further one where bars of a lane overlap), counters of the bytes in flight and the
+bandwidth each way, and arrows from loads to their first use. Times are microseconds with three decimals from the first process's
+start, so that a nanosecond is told apart; ``otherData`` says when that was.
+
+Source: "Trace Event Format", the document of the Chromium project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from tracekv._version import __version__
+from tracekv.journal.reader import JournalState
+from tracekv.journal.records import Record, Transfer
+from tracekv.journal.scan import ProcessScan
+from tracekv.journal.vocabulary import Callback, Source
+from tracekv.views import ids
+from tracekv.views.bar_facts import bar_facts
+from tracekv.views.clock import unix_offsets
+from tracekv.views.facts import callback_name
+from tracekv.views.first_use import Arrow, FirstUses
+from tracekv.views.rates import Level, TransferRates
+from tracekv.views.timeline import Bar, Lane, Row, Timeline
+
+_encode = msgspec.json.Encoder().encode
+#: Numbers of tracks are unique over all processes, and rise as their lanes stand: that is the order in which they are shown.
+_TRACKS_OF_A_PROCESS = 10_000_000
+_TRACKS_OF_A_ROW = 500_000
+_TRACKS_OF_A_GROUP = 1_000
+_FAR_RANK = 1_000_000
+
+Event = dict[str, Any]
+
+
+def write_perfetto(processes: Sequence[ProcessScan], out: BinaryIO, *, hash_request_ids: bool = False) -> int:
+    """Write everything that the journals hold as one JSON object, as it is read; returns how many events.
+
+    Raises:
+        OSError: ``out`` can't be written.
+    """
+    offsets = unix_offsets(process.facts for process in processes)
+    starts = [each.facts.monotonic_ns + offset for each, offset in zip(processes, offsets, strict=True)]
+    zero = min(starts, default=0)
+    out.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
+    count = 0
+    for number, (scan, offset) in enumerate(zip(processes, offsets, strict=True), 1):
+        for event in _Process(number, zero - offset, hash_request_ids=hash_request_ids).events(scan):
+            out.write((b",\n" if count else b"") + _encode(event))
+            count += 1
+    lost = sum(process.lost for process in processes)
+    told = {"tool": f"tracekv {__version__}", "start_unix_ns": str(zero), "records_lost": lost}
+    out.write(b'\n],"otherData":' + _encode(told) + b"}\n")
+    return count
+
+
+class Tracks:
+    """Gives each bar a track on which it overlaps no other, as few as can be."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._given: dict[int, int] = {}
+        #: Lane -> (track, end of its last bar).
+        self._of_lane: dict[Lane, list[tuple[int, int]]] = {}
+
+    def place(self, bar: Bar) -> int:
+        """The track of a bar. Bars are told as they end, so a track is free again where its last bar ended before this began."""
+        tracks = self._of_lane.setdefault(bar.lane, [])
+        free = [place for place, (_, end) in enumerate(tracks) if end <= bar.start_ns]
+        if free:
+            # The one that was busy for longest leaves the others to bars that began earlier.
+            place = max(free, key=lambda place: tracks[place][1])
+            track = tracks[place][0]
+            tracks[place] = (track, bar.end_ns)
+            return track
+        base = self._first + bar.lane.row * _TRACKS_OF_A_ROW + (bar.lane.group + 2) * _TRACKS_OF_A_GROUP
+        self._given[base] = given = self._given.get(base, 0) + 1
+        tracks.append((base + given, bar.end_ns))
+        return base + given
+
+    def all(self) -> Iterator[tuple[Lane, int, int]]:
+        """Lane, number among its tracks from 0, and track, in the order in which they stand."""
+        for lane in sorted(self._of_lane):
+            for place, (track, _) in enumerate(self._of_lane[lane]):
+                yield lane, place, track
+
+
+class _Process:
+    """The events of one journal; ``zero_ns`` is the monotonic time at which the trace begins."""
+
+    def __init__(self, number: int, zero_ns: int, *, hash_request_ids: bool) -> None:
+        self._pid = number
+        self._zero_ns = zero_ns
+        self._hash = hash_request_ids
+        self._timeline = Timeline()
+        self._tracks = Tracks(number * _TRACKS_OF_A_PROCESS)
+        self._uses = FirstUses()
+        self._rates = TransferRates()
+        self._arrows = 0
+
+    def events(self, scan: ProcessScan) -> Iterator[Event]:
+        for record in scan.select():
+            for bar in self._timeline.feed(record):
+                yield from self._bar(bar)
+            if isinstance(record, Transfer) and record.source is not Source.PLANNED:
+                for level in self._rates.add(record):
+                    yield from self._level(level)
+        for level in self._rates.close():
+            yield from self._level(level)
+        yield from self._in_progress(scan.state())
+        yield from self._names(scan)
+
+    def _bar(self, bar: Bar) -> Iterator[Event]:
+        track = self._tracks.place(bar)
+        event: Event = {
+            "ph": "X",
+            "pid": self._pid,
+            "tid": track,
+            "ts": self._us(bar.start_ns),
+            "cat": bar.lane.row.name.lower(),
+            "name": bar.name if bar.layer < 0 else f"{bar.name} {bar.layer}",
+            "args": bar_facts(bar, self._label),
+        }
+        if bar.lane.row is Row.EVENTS:
+            event |= {"ph": "i", "s": "t"}
+        else:
+            event["dur"] = _us(bar.end_ns - bar.start_ns)
+        yield event
+        for arrow in self._uses.feed(bar, track):
+            yield from self._arrow(arrow)
+
+    def _arrow(self, arrow: Arrow) -> Iterator[Event]:
+        self._arrows += 1
+        load, use = arrow.load.bar, arrow.use.bar
+        # Both ends lie inside their bars: a viewer looks for the bar around them.
+        leaves = max(load.start_ns, load.end_ns - 1)
+        arrives = min(max(use.start_ns, leaves), max(use.start_ns, use.end_ns - 1))
+        both: Event = {
+            "cat": "first_use",
+            "name": "first use",
+            "id": self._pid * _TRACKS_OF_A_PROCESS + self._arrows,
+            "pid": self._pid,
+        }
+        yield {"ph": "s", "tid": arrow.load.track, "ts": self._us(leaves), **both}
+        yield {"ph": "f", "bp": "e", "tid": arrow.use.track, "ts": self._us(arrives), **both}
+
+    def _level(self, level: Level) -> Iterator[Event]:
+        source = "" if level.source is Source.REPORTED else f" ({level.source.value})"
+        at: Event = {"ph": "C", "pid": self._pid, "ts": self._us(level.at_ns), "cat": "transfers"}
+        name = f"{level.direction.value}{source}"
+        yield {**at, "name": f"{name}: bytes in flight", "args": {"bytes": level.bytes_in_flight}}
+        yield {**at, "name": f"{name}: bandwidth", "args": {"bytes_per_s": level.bytes_per_s}}
+
+    def _in_progress(self, state: JournalState) -> Iterator[Event]:
+        """The callback, or the layer hook, that the process is in, or was in when it died: a bar without an end."""
+        if not state.callback:
+            return
+        number, layer, since = state.callback, "", state.since_ns
+        for callback, hooks in ((Callback.WAIT_FOR_LAYER_LOAD, state.waits), (Callback.SAVE_KV_LAYER, state.saves)):
+            for hook in hooks:
+                if not hook.ended_ns and hook.started_ns >= since:
+                    number, layer, since = callback, f" {hook.layer}", hook.started_ns
+        side, method = callback_name(number)
+        lane = Lane(Row.SCHEDULER if side.value == "scheduler" else Row.WORKER)
+        # No end is known: it has a track of its own.
+        bar = Bar(lane, f"{method}{layer}, not left", since, 1 << 62, (), 0, -1, None, Record())
+        yield {
+            "ph": "B", "pid": self._pid, "tid": self._tracks.place(bar), "ts": self._us(since), "cat": lane.row.name.lower(),
+            "name": bar.name,
+        }  # fmt: skip
+
+    def _names(self, scan: ProcessScan) -> Iterator[Event]:
+        facts = self._timeline.facts
+        rank = "" if facts.rank is None else f"rank {facts.rank}, "
+        name = f"{rank}{scan.facts.host} pid {scan.facts.pid}"
+        order = _FAR_RANK + self._pid if facts.rank is None else facts.rank
+        yield self._metadata("process_name", {"name": name})
+        yield self._metadata("process_sort_index", {"sort_index": order})
+        for lane, place, track in self._tracks.all():
+            yield self._metadata("thread_name", {"name": lane.label + (f" ({place + 1})" if place else "")}, track)
+            yield self._metadata("thread_sort_index", {"sort_index": track}, track)
+
+    def _metadata(self, name: str, args: dict[str, Any], track: int = 0) -> Event:
+        return {"ph": "M", "pid": self._pid, "tid": track, "ts": msgspec.Raw(b"0"), "name": name, "args": args}
+
+    def _label(self, request_id: int) -> str:
+        return ids.request_label(self._timeline.facts.run, request_id, hashed=self._hash)
+
+    def _us(self, monotonic_ns: int) -> msgspec.Raw:
+        return _us(max(0, monotonic_ns - self._zero_ns))
+
+
+def _us(ns: int) -> msgspec.Raw:
+    """Nanoseconds as a JSON number of microseconds, every digit of it."""
+    return msgspec.Raw(b"%d.%03d" % divmod(ns, 1000))

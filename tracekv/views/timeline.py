@@ -1,0 +1,290 @@
+"""What a process did as bars on lanes: the one picture that the report draws and Perfetto opens.
+
+A bar stands for what one record tells, from its start to its end. Which lane it lies on follows from the record alone, so that live
+and recorded journals look alike. Lanes of several layer groups stand one below the other, as do loads and saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from tracekv.journal.records import (
+    AllocCall,
+    BindCall,
+    BuildCall,
+    Call,
+    CallCounts,
+    CancelLoadCall,
+    Drop,
+    Enqueued,
+    Finding,
+    FinishCall,
+    FinishedCall,
+    IdlePolls,
+    LayerHooks,
+    Lookup,
+    Prefetch,
+    QueryCall,
+    Record,
+    RequestResetCall,
+    StoreOperation,
+    TracerFault,
+    TracingReduced,
+    Transfer,
+)
+from tracekv.journal.vocabulary import Callback, Direction, Side, Source
+from tracekv.views.facts import UNKNOWN_GROUP, Facts, callback_name
+
+
+class Row(IntEnum):
+    """Kinds of lanes, in the order in which they stand below a process."""
+
+    REQUESTS = 0
+    EVENTS = 1
+    LOOKUPS = 2
+    SCHEDULER = 3
+    WORKER = 4
+    PASSES = 5
+    HOOKS = 6
+    LOADS = 7
+    SAVES = 8
+    STORE = 9
+    IDLE = 10
+    COUNTED = 11
+
+
+class Lane(NamedTuple):
+    """A lane of one process; lanes sort as they stand.
+
+    Attributes:
+        group: Layer group, -2 where the lane is of none.
+        what: A store operation; of transfers how their bytes are known, where the connector doesn't report them.
+    """
+
+    row: Row
+    group: int = -2
+    what: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        group = f", group {'?' if self.group == UNKNOWN_GROUP else self.group}" if self.group != -2 else ""
+        what = f" {self.what}" if self.what and self.row is Row.STORE else f" ({self.what})" if self.what else ""
+        return f"{_LABELS[self.row]}{group}{what}"
+
+
+_LABELS = {
+    Row.REQUESTS: "requests",
+    Row.EVENTS: "events",
+    Row.LOOKUPS: "lookups",
+    Row.SCHEDULER: "scheduler callbacks",
+    Row.WORKER: "worker callbacks",
+    Row.PASSES: "forward passes",
+    Row.HOOKS: "layer hooks",
+    Row.LOADS: "load",
+    Row.SAVES: "save",
+    Row.STORE: "store",
+    Row.IDLE: "idle polls",
+    Row.COUNTED: "only counted",
+}
+_EVENTS = Lane(Row.EVENTS)
+_LOOKUPS = Lane(Row.LOOKUPS)
+_SIDES = {Side.SCHEDULER: Lane(Row.SCHEDULER), Side.WORKER: Lane(Row.WORKER)}
+_PASSES = Lane(Row.PASSES)
+_IDLE = Lane(Row.IDLE)
+_COUNTED = Lane(Row.COUNTED)
+
+
+class Bar(msgspec.Struct, gc=False):
+    """Something that took from ``start_ns`` to ``end_ns`` (monotonic, of its process); a moment where they are equal.
+
+    Attributes:
+        requests: Ids of the requests that it was for.
+        step: The pass it belongs to, 0 for none.
+        layer: Of a per-layer hook, else -1.
+        error: Class name of what went wrong, or None.
+        record: What it was made from; of a per-layer hook all hooks of its pass.
+    """
+
+    lane: Lane
+    name: str
+    start_ns: int
+    end_ns: int
+    requests: tuple[int, ...]
+    step: int
+    layer: int
+    error: str | None
+    record: Record
+
+
+class Timeline:
+    """Consumes the records of one journal and gives the bars that each of them ends. Keeps the pass in progress, nothing else.
+
+    Attributes:
+        facts: The process.
+    """
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self._pass_step = -1
+        self._pass_start_ns = 0
+        self._names: dict[int, tuple[Lane, str]] = {}
+        self._lanes: dict[tuple[Direction, int, Source], Lane] = {}
+
+    def feed(self, record: Record) -> list[Bar]:
+        """Take one record."""
+        self.facts.observe(record)
+        match record:
+            case LayerHooks():
+                return self.hooks(record)
+            case Transfer():
+                return [self._transfer(record)]
+            case Call():
+                return self._call(record)
+            case IdlePolls():
+                return [self._idle(record)]
+            case Lookup():
+                name = f"lookup: {record.reason.value}" if record.reason else "lookup"
+                return [_bar(_LOOKUPS, name, record.started_ns, record.ended_ns, record, (record.request_id,))]
+            case StoreOperation():
+                return [_store(record)]
+            case CallCounts():
+                calls = sum(count for _, count, _, _ in record.callbacks)
+                name = f"{calls} calls, only counted"
+                return [_bar(_COUNTED, name, record.started_ns, record.ended_ns, record, step=record.step)]
+            case Drop() | Prefetch() | Enqueued() | Finding() | TracerFault() | TracingReduced():
+                return [_moment(record)]
+        return []
+
+    def hooks(self, record: LayerHooks) -> list[Bar]:
+        """The per-layer hooks of a pass in the order of time, each a bar; one that raised has a record of its own."""
+        bars = []
+        for callback, payload in ((Callback.WAIT_FOR_LAYER_LOAD, record.waits), (Callback.SAVE_KV_LAYER, record.saves)):
+            method = callback.method
+            for layer, (started, ended) in enumerate(hook_times(payload)):
+                if started and ended:
+                    lane = Lane(Row.HOOKS, self.facts.group_of_layer(layer))
+                    bars.append(Bar(lane, method, started, max(started, ended), (), record.step, layer, None, record))
+        bars.sort(key=lambda bar: bar.start_ns)
+        return bars
+
+    def _call(self, record: Call) -> list[Bar]:
+        known = self._names.get(record.callback)
+        if known is None:
+            side, method = callback_name(record.callback)
+            known = self._names[record.callback] = (_SIDES[side], method)
+        bars = [
+            _bar(
+                known[0],
+                known[1],
+                record.started_ns,
+                record.ended_ns,
+                record,
+                requests_of(record),
+                record.step,
+                record.error,
+            )
+        ]
+        if isinstance(record, BindCall):
+            self._pass_step, self._pass_start_ns = record.step, record.started_ns
+        elif record.callback == Callback.WAIT_FOR_SAVE and self._pass_step == record.step:
+            name = f"pass {record.step}"
+            bars.append(_bar(_PASSES, name, self._pass_start_ns, record.ended_ns, record, step=record.step))
+            self._pass_step = -1
+        return bars
+
+    def _idle(self, record: IdlePolls) -> Bar:
+        # Several polls may last across callbacks of the same thread: they get a lane of their own.
+        lane = _SIDES[Side.WORKER] if record.count == 1 else _IDLE
+        name = "get_finished" if record.count == 1 else f"get_finished, {record.count} times"
+        return _bar(lane, name, record.first_started_ns, record.last_ended_ns, record, step=record.step)
+
+    def _transfer(self, record: Transfer) -> Bar:
+        key = (record.direction, record.layer_group, record.source)
+        lane = self._lanes.get(key)
+        if lane is None:
+            row = Row.LOADS if record.direction is Direction.LOAD else Row.SAVES
+            what = "" if record.source is Source.REPORTED else record.source.value
+            lane = self._lanes[key] = Lane(row, record.layer_group, what)
+        return _bar(
+            lane,
+            f"{record.direction.value} {record.tier.value}",
+            record.started_ns,
+            record.ended_ns,
+            record,
+            (record.request_id,),
+            record.step,
+            record.error,
+        )
+
+
+def _bar(
+    lane: Lane,
+    name: str,
+    start_ns: int,
+    end_ns: int,
+    record: Record,
+    requests: tuple[int, ...] = (),
+    step: int = 0,
+    error: str | None = None,
+) -> Bar:
+    # An end before the start (records of a torn journal) is a moment.
+    return Bar(lane, name, start_ns, max(start_ns, end_ns), requests, step, -1, error, record)
+
+
+def _store(record: StoreOperation) -> Bar:
+    requests = () if record.request_id is None else (record.request_id,)
+    lane = Lane(Row.STORE, what=record.operation.value)
+    name = f"{record.operation.value} {record.outcome.value}"
+    return _bar(lane, name, record.started_ns, record.ended_ns, record, requests, error=record.error)
+
+
+def _moment(record: Drop | Prefetch | Enqueued | Finding | TracerFault | TracingReduced) -> Bar:
+    error = None
+    match record:
+        case Drop():
+            name = f"drop: {record.reason.value}"
+        case Prefetch():
+            name = f"prefetch: {record.fate.value}"
+        case Enqueued():
+            name = "enqueued"
+        case Finding():
+            name = f"{record.severity}: {record.rule}"
+        case TracerFault():
+            name, error = f"tracer fault: {record.instrument}", record.error
+        case TracingReduced():
+            name = "tracing reduced" if record.is_reduced else "tracing as before"
+    request_id: int | None = getattr(record, "request_id", None)
+    requests = () if request_id is None else (request_id,)
+    return _bar(_EVENTS, name, record.at_ns, record.at_ns, record, requests, getattr(record, "step", 0), error)
+
+
+def requests_of(record: Call) -> tuple[int, ...]:
+    """The requests that a callback was for."""
+    match record:
+        case QueryCall() | AllocCall() | FinishCall() | CancelLoadCall() | RequestResetCall():
+            return (record.request_id,)
+        case BuildCall():
+            return tuple(record.request_ids)
+        case FinishedCall():
+            return tuple(
+                dict.fromkeys(
+                    (
+                        *record.saving_given,
+                        *record.loading_given,
+                        *record.saving_returned,
+                        *record.loading_returned,
+                    )
+                )
+            )
+    return ()
+
+
+def hook_times(payload: bytes) -> Iterable[tuple[int, int]]:
+    """``(started_ns, ended_ns)`` by layer of one hook of a pass (``LayerHooks``)."""
+    times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
+    return zip(times[::2], times[1::2], strict=True)
