@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import signal
+
 from tracekv.contract import current_runtime
 from tracekv_fsspec import Worker
 from tracekv_fsspec.index import Shard
@@ -19,3 +23,45 @@ class SpoilsASlotOnRank1(Worker):
                         start, _ = arena.extent(Shard(load.layer_group, 1), number, generation)
                         arena.buffer[start + 3] ^= 0x80
         super().start_load_kv(stream)
+
+
+class StaleOnRank1(Worker):
+    """Rank 1's slots are given to other blocks between the plan and the loads."""
+
+    def start_load_kv(self, stream):
+        arena, plan = self._seat.arena, self.get_connector_meta()
+        if current_runtime().rank == 1:
+            for load in plan.loads:
+                if load.rank == 1:
+                    _, _, generations = arena._places[Shard(load.layer_group, 1)]
+                    generations[load.slots[-1]] += 1
+        super().start_load_kv(stream)
+
+
+class Dies(Worker):
+    """Kills its process when it has issued the copies of a pass: ``TEST_VICTIM`` names rank and direction, as ``1 loads``."""
+
+    def start_load_kv(self, stream):
+        super().start_load_kv(stream)
+        self._die("loads", self.get_connector_meta().loads)
+
+    def wait_for_save(self, stream):
+        super().wait_for_save(stream)
+        self._die("saves", self.get_connector_meta().saves)
+
+    def _die(self, direction, copies):
+        if copies and os.environ["TEST_VICTIM"] == f"{current_runtime().rank} {direction}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OtherBlockSizeOnRank1(Worker):
+    def register_kv_cache_layout(self, layout):
+        if current_runtime().rank == 1:
+            layout = dataclasses.replace(layout, tokens_per_block=16)
+        super().register_kv_cache_layout(layout)
+
+
+class OnAHostOfItsOwn(Worker):
+    def __init__(self, llm_args):
+        super().__init__(llm_args)
+        self._runtime = dataclasses.replace(self._runtime, host=f"host-{self._runtime.rank}")

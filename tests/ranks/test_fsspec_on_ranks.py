@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ranks.test_tensor_parallel import SMALL, alone, tokens
-from tracekv.harness.ranks import Prompt, RankJob
+from tracekv.harness.ranks import Prompt, RankJob, RanksFailed
 
 CASES = [("llama", "v1"), ("llama", "v2"), ("gemma3", "v2")]
 PROMPT = 500
@@ -64,3 +64,41 @@ def test_two_ranks_serve_what_two_ranks_stored(preset, mode, job, two_ranks):
         assert torch.equal(loaded.first_logits, again.first_logits)
         # Negative control: one byte of one of rank 1's slots is what rank 0 computes with, too.
         assert (wrong.first_logits - loaded.first_logits).abs().max() > 1e-3
+
+
+def failure_of(ranks, job):
+    with pytest.raises(RanksFailed) as caught:
+        ranks.run(job)
+    return caught.value.failures
+
+
+@pytest.mark.parametrize("victim", ["0 loads", "1 loads", "0 saves", "1 saves"])
+def test_after_a_kill_in_a_copy_the_next_engine_starts_clean(victim, job, arena_dir, two_ranks, mortal_ranks):
+    is_warm = victim.endswith("loads")
+    if is_warm:
+        two_ranks.run(job())
+    failures = failure_of(mortal_ranks, job(worker=f"{HERE}:Dies", environ={"TEST_VICTIM": victim}))
+    assert failures[int(victim[0])].what == "signal 9 (SIGKILL)"
+    assert len(list(arena_dir.iterdir())) == 1  # nobody had the time to remove it
+    after = two_ranks.run(job())
+    (expected,) = alone("llama", [Prompt(tokens(PROMPT), 5)], chunk_tokens=256)
+    for result in after:
+        assert result.requests[0].tokens == expected.output_tokens
+        assert (result.requests[0].honoured_tokens > 0) == is_warm
+    assert list(arena_dir.iterdir()) == []
+
+
+def test_a_slot_that_was_given_away_stops_the_engine(job, two_ranks, mortal_ranks):
+    two_ranks.run(job())
+    failures = failure_of(mortal_ranks, job(worker=f"{HERE}:StaleOnRank1"))
+    assert failures[1].what.startswith("StaleSlot")
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"), [("OtherBlockSizeOnRank1", "tokens per block 16"), ("OnAHostOfItsOwn", "2 hosts")]
+)
+def test_ranks_that_dont_fit_are_refused_on_every_rank(worker, told, job, arena_dir, mortal_ranks):
+    failures = failure_of(mortal_ranks, job(worker=f"{HERE}:{worker}"))
+    assert [failures[rank].kind for rank in (0, 1)] == ["raised"] * 2
+    assert all(told in failures[rank].what for rank in (0, 1))
+    assert list(arena_dir.iterdir()) == []
