@@ -90,7 +90,7 @@ def _telling(enqueue: Callable[..., Any]) -> Callable[..., Any]:
         request_id = enqueue(self, request, *args, **kwargs)
         try:
             headers = getattr(request, "trace_headers", None)
-            on_enqueue(request_id, request.id, request.prompt_token_ids, headers, at_ns=entered_ns)
+            on_enqueue(request_id, request.id, request.prompt_token_ids, headers, request=request, at_ns=entered_ns)
         except Exception as error:  # the request is in the engine; that tracing knows nothing of it mustn't matter
             _say(f"TRACEKV_ENQUEUE_HOOK can't read the request that the engine took ({type(error).__name__})")
         return request_id

@@ -140,10 +140,11 @@ class KeyChain:
             hashed = pending[:]
             hashed.byteswap()
         raw = memoryview(hashed).cast("B")
-        link, size, sha256, append = self._link, self._block_bytes, hashlib.sha256, self.keys.append
-        for (block,) in iter_unpack(f"{size}s", raw[: complete * size]):
-            link = sha256(link + block).digest()
-            append(link[:KEY_BYTES])
+        link, size, sha256 = self._link, self._block_bytes, hashlib.sha256
+        self.keys += [
+            (link := sha256(link + block).digest())[:KEY_BYTES]
+            for (block,) in iter_unpack(f"{size}s", raw[: complete * size])
+        ]
         self._link = link
         self._tail = pending[complete * self.tokens_per_block :]
 

@@ -155,3 +155,34 @@ def test_where_there_is_nothing_to_bind_to_it_is_said_once(monkeypatch, caplog):
         assert issubclass(trtllm.Scheduler, FlatScheduler)
         assert trtllm.Worker.__name__ == "TensorWorker"
     assert [entry.getMessage().count("TRACEKV_ENQUEUE_HOOK") for entry in caplog.records] == [1]
+
+
+def test_a_connector_of_the_process_gets_the_tokens_and_no_record_does(records, traced):
+    told = []
+
+    def connector(request, tokens, engine_request):
+        told.append((request.request_id, list(tokens), engine_request))
+
+    enqueue.subscribe_tokens(connector)
+    try:
+        on_enqueue(7, None, [123456, 654321], None, request="the engine's")
+    finally:
+        enqueue.unsubscribe_tokens(connector)
+    on_enqueue(8, None, [1], None)
+    assert told == [(7, [123456, 654321], "the engine's")]
+    assert "123456" not in repr(records(Enqueued))
+
+
+def test_a_connector_that_fails_on_a_prompt_is_called_no_more_and_its_error_isnt_told(caplog):
+    calls = []
+
+    def failing(request, tokens, engine_request):
+        calls.append(request.request_id)
+        raise ValueError(f"cannot take {tokens}")
+
+    enqueue.subscribe_tokens(failing)
+    on_enqueue(1, None, [424242], None)
+    on_enqueue(2, None, [424242], None)
+    assert calls == [1]
+    assert "ValueError" in caplog.text
+    assert "424242" not in caplog.text

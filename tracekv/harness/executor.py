@@ -257,7 +257,7 @@ class Executor:
         self._scheduler.check(request)
         self._next_id += self._ranks.world if self._attention_dp else 1
         if (self._attention_dp or self._ranks.rank == 0) and not is_dummy:
-            on_enqueue(request.request_id, client_id, prompt_tokens, trace_headers)
+            on_enqueue(request.request_id, client_id, prompt_tokens, trace_headers, request=request)
         self._requests.incoming.append(request)
         return request
 
