@@ -266,26 +266,18 @@ class Recorder:
         """``build_connector_meta``; the step is the one that begins with it."""
         new = output.new_requests
         requests = [*new, *output.cached_requests]
-        ids: list[int] = []
-        positions: list[int] = []
-        scheduled: list[int] = []
-        growing: list[int] = []
-        # Once over all of them, since a step has hundreds of decoding requests: a comprehension each takes a tenth more.
-        add_id, add_position, add_scheduled = ids.append, positions.append, scheduled.append
-        for data in requests:
-            add_id(data.request_id)
-            add_position(data.computed_position)
-            add_scheduled(data.num_scheduled_tokens)
-            if data.new_block_ids or data.new_block_ids_by_layer_group:
-                growing.append(len(ids) - 1)
-        pages = [(place, found) for place in growing if any(found := reading.new_block_ids(requests[place]))]
+        # Comprehensions throughout, which newer Pythons run in place: a step has hundreds of decoding requests.
+        growing = [
+            place for place, data in enumerate(requests) if data.new_block_ids or data.new_block_ids_by_layer_group
+        ]
+        pages = [(place, ids) for place in growing if any(ids := reading.new_block_ids(requests[place]))]
         self.write(
             BuildCall(
                 code, started, ended, current.step, None,
                 new_requests=len(new),
-                request_ids=ids,
-                computed_positions=positions,
-                scheduled_tokens=scheduled,
+                request_ids=[data.request_id for data in requests],
+                computed_positions=[data.computed_position for data in requests],
+                scheduled_tokens=[data.num_scheduled_tokens for data in requests],
                 prompt_tokens=[len(data.new_tokens) for data in new],
                 pages=pages,
                 has_metadata=answers.has_content(metadata),
