@@ -38,6 +38,9 @@ class Scheduler(KvCacheConnectorScheduler):
         UnknownRuntime: The rank can't be told.
     """
 
+    #: See ``node.runtime_of``.
+    supports_attention_dp = True
+
     def __init__(self, llm_args: Any = None) -> None:
         super().__init__(llm_args)
         self._settings = load_section("fsspec", Settings)

@@ -37,6 +37,9 @@ class Worker(KvCacheConnectorWorker):
         UnknownRuntime: The rank can't be told.
     """
 
+    #: Each rank is an engine of its own then (``node.runtime_of``), with ``TRACEKV_FSSPEC__ARENA_BYTES`` of its own.
+    supports_attention_dp = True
+
     def __init__(self, llm_args: Any = None) -> None:
         super().__init__(llm_args)
         self._settings = load_section("fsspec", Settings)

@@ -66,6 +66,19 @@ def test_two_ranks_serve_what_two_ranks_stored(preset, mode, job, two_ranks):
         assert (wrong.first_logits - loaded.first_logits).abs().max() > 1e-3
 
 
+def test_with_attention_data_parallelism_each_rank_is_served_what_the_other_stored(job, arena_dir, two_ranks):
+    prompts = [Prompt(tokens(PROMPT, seed=seed), 5) for seed in (5, 6)]
+    data_parallel = job(executor_options={"attention_dp": True}, rounds=[prompts])
+    cold = two_ranks.run(data_parallel)
+    warm = two_ranks.run(dataclasses.replace(data_parallel, rounds=[prompts[::-1]]))
+    expected = [request.output_tokens for request in alone("llama", prompts, chunk_tokens=256)]
+    for rank in range(2):
+        assert cold[rank].requests[0].tokens == expected[rank]
+        assert warm[rank].requests[0].tokens == expected[1 - rank]
+        assert (cold[rank].requests[0].honoured_tokens, warm[rank].requests[0].honoured_tokens) == (0, 480)
+    assert list(arena_dir.iterdir()) == []
+
+
 def failure_of(ranks, job):
     with pytest.raises(RanksFailed) as caught:
         ranks.run(job)
