@@ -50,6 +50,9 @@ class Catalog:
 
     Args:
         own: Ids under which this engine commits; the index has those commits already.
+
+    Attributes:
+        on_refreshed: Called by the background when it has found something new.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Catalog:
         self._uses_path = uses_path(deployment, next(iter(own)))
         self._uses_at = monotonic()
         self._uses_written = 0
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._wake = threading.Event()
+        self.on_refreshed: Callable[[], None] | None = None
         self._refreshing = threading.Lock()
         self._is_down = False
         self._thread = threading.Thread(target=self._run, name="tracekv-refresh", daemon=True)
@@ -111,9 +116,14 @@ class Catalog:
                 counts += pool.map(lambda each: self._read_writer(each, counter), others)
             return sum(n for n, _ in counts), sum(blocks for _, blocks in counts)
 
+    def refresh_soon(self) -> None:
+        """Have the background look for what is new now; returns at once."""
+        self._wake.set()
+
     def close(self, seconds: float) -> None:
         """Stop refreshing, and write down which commits were used."""
-        self._stop.set()
+        self._is_stopped = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
         with suppress(StoreError):
@@ -196,9 +206,15 @@ class Catalog:
             report.blocks = self._index.add(manifest)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._refresh_s):
+        while True:
+            self._wake.wait(self._refresh_s)
+            if self._is_stopped:
+                return
+            self._wake.clear()
             try:
-                self.refresh()
+                manifests, _ = self.refresh()
+                if manifests and self.on_refreshed is not None:
+                    self.on_refreshed()
                 if monotonic() - self._uses_at >= USES_EVERY_S:
                     self._write_uses()
                 self._is_down = False

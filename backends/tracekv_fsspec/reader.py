@@ -128,6 +128,11 @@ class Reader:
                     return
                 self._changed.wait(left)
 
+    def wait_done(self, ticket: Ticket, seconds: float) -> None:
+        """Wait until nothing of the ticket is outstanding, at most so long; it may be closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not ticket.outstanding, seconds)
+
     def take(self, ticket: Ticket) -> tuple[int, MissReason | None]:
         """Close the ticket; the pins of its staged run go over to the caller.
 

@@ -26,6 +26,7 @@ from tracekv_fsspec.index import Index, Shard
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import Node
 from tracekv_fsspec.paths import new_writer
+from tracekv_fsspec.prefetch import Prefetcher
 from tracekv_fsspec.reader import Reader
 from tracekv_fsspec.settings import Settings
 from tracekv_fsspec.store import Store
@@ -50,6 +51,7 @@ class Stager:
         index: What the store holds.
         arena: Host memory for blocks.
         reader: Store -> arena.
+        prefetcher: Stages what is going to be asked for.
         fates: What became of what was read.
         writer: Arena -> store.
         copies: Slots under a copy between page and arena.
@@ -107,6 +109,16 @@ class Stager:
             saved=self.writer.submit,
             lost=self._lost,
         )
+        self.prefetcher = Prefetcher(
+            self.reader,
+            tuple(page_bytes),
+            self.prefix,
+            tokens_per_block=deployment.tokens_per_block,
+            most_blocks=self.arena.slots_per_shard // 2,
+            refresh_soon=self.catalog.refresh_soon,
+            longest_pause_s=settings.refresh_ms / 1000,
+        )
+        self.catalog.on_refreshed = self.prefetcher.refreshed
         self._closing = threading.Lock()
         self._is_closed = False
         _close_at_exit(self)
@@ -142,6 +154,7 @@ class Stager:
         deadline = monotonic() + seconds
         self.copies.close(seconds)
         self.writer.close(max(0.0, deadline - monotonic()))
+        self.prefetcher.close(_THREADS_S)
         self.catalog.close(_THREADS_S)
         self.reader.close(_THREADS_S)
         self.fates.close(_THREADS_S)
