@@ -13,9 +13,9 @@ from tracekv.journal.records import CallCounts, Record
 from tracekv.journal.vocabulary import Callback, Direction, Source
 from tracekv.views.bar_facts import bar_facts
 from tracekv.views.first_use import FirstUses
-from tracekv.views.perfetto import Tracks
 from tracekv.views.rates import TransferRates
 from tracekv.views.timeline import Bar, Lane, Row, Timeline
+from tracekv.views.tracks import Tracks
 
 
 def bars_of(records: list[Record]) -> list[Bar]:
@@ -157,8 +157,7 @@ def test_no_two_bars_of_a_track_overlap_in_whatever_order_they_come(times: list[
     tracks, lane = Tracks(1000), Lane(Row.LOADS, 0)
     placed: dict[int, list[tuple[int, int]]] = {}
     for start, took in times:
-        bar = Bar(lane, "load", start, start + took, (), 0, -1, None, load(start, start + took))
-        placed.setdefault(tracks.place(bar), []).append((start, start + took))
+        placed.setdefault(tracks.place(lane, start, start + took), []).append((start, start + took))
 
     for bars in placed.values():
         bars.sort()

@@ -16,7 +16,7 @@ import msgspec
 
 from tracekv._version import __version__
 from tracekv.journal.reader import JournalState
-from tracekv.journal.records import Record, Transfer
+from tracekv.journal.records import Transfer
 from tracekv.journal.scan import ProcessScan
 from tracekv.journal.vocabulary import Callback, Source
 from tracekv.views import ids
@@ -26,12 +26,9 @@ from tracekv.views.facts import callback_name
 from tracekv.views.first_use import Arrow, FirstUses
 from tracekv.views.rates import Level, TransferRates
 from tracekv.views.timeline import Bar, Lane, Row, Timeline
+from tracekv.views.tracks import TRACKS_OF_A_PROCESS, Tracks
 
 _encode = msgspec.json.Encoder().encode
-#: Numbers of tracks are unique over all processes, and rise as their lanes stand: that is the order in which they are shown.
-_TRACKS_OF_A_PROCESS = 10_000_000
-_TRACKS_OF_A_ROW = 500_000
-_TRACKS_OF_A_GROUP = 1_000
 _FAR_RANK = 1_000_000
 
 Event = dict[str, Any]
@@ -58,37 +55,6 @@ def write_perfetto(processes: Sequence[ProcessScan], out: BinaryIO, *, hash_requ
     return count
 
 
-class Tracks:
-    """Gives each bar a track on which it overlaps no other, as few as can be."""
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-        self._given: dict[int, int] = {}
-        #: Lane -> (track, end of its last bar).
-        self._of_lane: dict[Lane, list[tuple[int, int]]] = {}
-
-    def place(self, bar: Bar) -> int:
-        """The track of a bar. Bars are told as they end, so a track is free again where its last bar ended before this began."""
-        tracks = self._of_lane.setdefault(bar.lane, [])
-        free = [place for place, (_, end) in enumerate(tracks) if end <= bar.start_ns]
-        if free:
-            # The one that was busy for longest leaves the others to bars that began earlier.
-            place = max(free, key=lambda place: tracks[place][1])
-            track = tracks[place][0]
-            tracks[place] = (track, bar.end_ns)
-            return track
-        base = self._first + bar.lane.row * _TRACKS_OF_A_ROW + (bar.lane.group + 2) * _TRACKS_OF_A_GROUP
-        self._given[base] = given = self._given.get(base, 0) + 1
-        tracks.append((base + given, bar.end_ns))
-        return base + given
-
-    def all(self) -> Iterator[tuple[Lane, int, int]]:
-        """Lane, number among its tracks from 0, and track, in the order in which they stand."""
-        for lane in sorted(self._of_lane):
-            for place, (track, _) in enumerate(self._of_lane[lane]):
-                yield lane, place, track
-
-
 class _Process:
     """The events of one journal; ``zero_ns`` is the monotonic time at which the trace begins."""
 
@@ -97,7 +63,7 @@ class _Process:
         self._zero_ns = zero_ns
         self._hash = hash_request_ids
         self._timeline = Timeline()
-        self._tracks = Tracks(number * _TRACKS_OF_A_PROCESS)
+        self._tracks = Tracks(number * TRACKS_OF_A_PROCESS)
         self._uses = FirstUses()
         self._rates = TransferRates()
         self._arrows = 0
@@ -115,7 +81,7 @@ class _Process:
         yield from self._names(scan)
 
     def _bar(self, bar: Bar) -> Iterator[Event]:
-        track = self._tracks.place(bar)
+        track = self._tracks.place(bar.lane, bar.start_ns, bar.end_ns)
         event: Event = {
             "ph": "X",
             "pid": self._pid,
@@ -142,7 +108,7 @@ class _Process:
         both: Event = {
             "cat": "first_use",
             "name": "first use",
-            "id": self._pid * _TRACKS_OF_A_PROCESS + self._arrows,
+            "id": self._pid * TRACKS_OF_A_PROCESS + self._arrows,
             "pid": self._pid,
         }
         yield {"ph": "s", "tid": arrow.load.track, "ts": self._us(leaves), **both}
@@ -166,11 +132,10 @@ class _Process:
                     number, layer, since = callback, f" {hook.layer}", hook.started_ns
         side, method = callback_name(number)
         lane = Lane(Row.SCHEDULER if side.value == "scheduler" else Row.WORKER)
-        # No end is known: it has a track of its own.
-        bar = Bar(lane, f"{method}{layer}, not left", since, 1 << 62, (), 0, -1, None, Record())
+        track = self._tracks.place(lane, since, 1 << 62)
         yield {
-            "ph": "B", "pid": self._pid, "tid": self._tracks.place(bar), "ts": self._us(since), "cat": lane.row.name.lower(),
-            "name": bar.name,
+            "ph": "B", "pid": self._pid, "tid": track, "ts": self._us(since), "cat": lane.row.name.lower(),
+            "name": f"{method}{layer}, not left",
         }  # fmt: skip
 
     def _names(self, scan: ProcessScan) -> Iterator[Event]:

@@ -107,6 +107,14 @@ class GroupSummary(msgspec.Struct):
         """Tokens whose KV moved."""
         return sum(moved.tokens for moved in self._of(direction, source))
 
+    def stall_ns(self, direction: Direction, source: Source = Source.REPORTED) -> int:
+        """Time that the forward pass waited for what moved, as far as the connector tells it."""
+        return sum(moved.stall_ns for moved in self._of(direction, source))
+
+    def time_ns(self, direction: Direction, source: Source = Source.REPORTED) -> int:
+        """How long the transfers took together."""
+        return sum(moved.time_ns for moved in self._of(direction, source))
+
     def _of(self, direction: Direction, source: Source) -> list[Moved]:
         return [moved for moved in self.moved if moved.direction is direction and moved.source is source]
 
