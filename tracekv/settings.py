@@ -48,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     budget_pct: Annotated[float, msgspec.Meta(gt=0, le=100)] = 3.0
     #: Replace request ids by a digest in everything that leaves the process.
     hash_request_ids: bool = False
+    #: Where a person opens a trace: what ``tracekv explain`` prints, ``{trace_id}`` replaced. By default a Jaeger on this machine.
+    trace_url: str = "http://localhost:16686/trace/{trace_id}"
     #: See the bytes that callbacks copy from and to the pages, whatever the connector tells. To find faults with: each copy costs
     #: about a tenth of a millisecond more.
     watch: bool = False

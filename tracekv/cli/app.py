@@ -14,6 +14,7 @@ from tracekv.cli.control import set_detail
 from tracekv.cli.demo import demo
 from tracekv.cli.doctor import doctor
 from tracekv.cli.dump import dump
+from tracekv.cli.explain import explain
 from tracekv.cli.record import record
 from tracekv.cli.replay import replay
 from tracekv.cli.store import store
@@ -30,6 +31,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(check)
 app.command("test")(put_to_the_test)
+app.command()(explain)
 app.command()(agent)
 app.command()(dump)
 app.command()(record)

@@ -148,11 +148,13 @@ class ProcessScan:
             if not tags or tag in tags
         ]
 
-    def of_request(self, request_id: int, *kinds: type[Record]) -> Iterator[tuple[int, Record]]:
+    def of_request(
+        self, request_id: int, *kinds: type[Record], first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, Record]]:
         """Records that name a request, or list it, with their numbers; ``kinds`` narrows them down."""
         needle = msgspec.msgpack.encode(request_id)
         wanted = [kind for kind in kinds or (*_NAMING, *_LISTING) if kind in _NAMING or kind in _LISTING]
-        for sequence, payload in self.payloads(*wanted) if wanted else ():
+        for sequence, payload in self.payloads(*wanted, first=first, last=last) if wanted else ():
             if needle in payload:
                 try:
                     record = decode(payload)

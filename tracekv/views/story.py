@@ -11,17 +11,22 @@ import msgspec
 from tracekv.journal.records import (
     AllocCall,
     BuildCall,
+    Call,
     Drop,
     Enqueued,
     Finding,
     FinishCall,
+    FinishedCall,
     Lookup,
     Prefetch,
     QueryCall,
+    Record,
     RequestResetCall,
+    StoreOperation,
     Transfer,
 )
-from tracekv.journal.vocabulary import Direction, MissReason, Source, Tier
+from tracekv.journal.vocabulary import Direction, MissReason, Operation, Outcome, Source, Tier
+from tracekv.views.facts import callback_name
 
 
 class Moved(msgspec.Struct):
@@ -65,6 +70,24 @@ class Moved(msgspec.Struct):
         self.tokens += transfer.tokens
 
 
+class Stored(msgspec.Struct):
+    """Store operations of one kind for one request."""
+
+    operations: int = 0
+    failures: int = 0
+    nbytes: int = 0
+    time_ns: int = 0
+
+    def add(self, record: StoreOperation) -> None:
+        """Count one; a failed one moved nothing that counts."""
+        self.operations += 1
+        self.time_ns += max(0, record.ended_ns - record.started_ns)
+        if record.outcome in (Outcome.OK, Outcome.EXISTS):
+            self.nbytes += record.nbytes
+        else:
+            self.failures += 1
+
+
 class Story(msgspec.Struct):
     """One request in one process. Times are the process's monotonic nanoseconds; None is "not told".
 
@@ -78,6 +101,10 @@ class Story(msgspec.Struct):
         rules: Rules that were broken for it.
         allocated_pages: Pages per layer group of the last allocation, blocks without a page left out.
         held_ns: From ``request_finished`` to the ``get_finished`` that gave kept pages back; None while they are held.
+        loaded_at_ns, saved_at_ns: When ``get_finished`` of this process named it so.
+        store_reads, store_puts: Store operations for it: how many, bytes, time.
+        errors: ``callback: Error`` of callbacks of this request that raised, and of transfers and store operations that failed.
+        first_step, last_step: Passes that it was in, 0 for none; the first began at ``first_pass_ns``.
         outcome: "" while open, then ``finished`` or ``abandoned``.
         records_lost: Records overwritten unread while the story was open.
     """
@@ -118,8 +145,51 @@ class Story(msgspec.Struct):
     held_pages: int = 0
     held_since_ns: int | None = None
     held_ns: int | None = None
+    loaded_at_ns: int | None = None
+    saved_at_ns: int | None = None
+    store_reads: Stored = msgspec.field(default_factory=Stored)
+    store_puts: Stored = msgspec.field(default_factory=Stored)
+    errors: list[str] = []
+    first_step: int = 0
+    last_step: int = 0
+    first_pass_ns: int | None = None
+    finished_ns: int | None = None
     outcome: str = ""
     records_lost: int = 0
+
+    def feed(self, record: Record) -> None:
+        """Take any record; one that doesn't concern this request changes nothing."""
+        request_id = self.request_id
+        match record:
+            case BuildCall():
+                if request_id in record.request_ids:
+                    self.scheduled(record, record.scheduled_tokens[record.request_ids.index(request_id)])
+            case FinishedCall():
+                self.polled(record)
+            case Enqueued(request_id=same) if same == request_id:
+                self.enqueued(record)
+            case QueryCall(request_id=same) if same == request_id:
+                self.queried(record)
+            case Lookup(request_id=same) if same == request_id:
+                self.looked_up(record)
+            case AllocCall(request_id=same) if same == request_id:
+                self.allocated(record)
+            case Transfer(request_id=same) if same == request_id:
+                self.transferred(record)
+            case StoreOperation(request_id=same) if same == request_id:
+                self.stored(record)
+            case Drop(request_id=same) if same == request_id:
+                self.dropped(record)
+            case Prefetch(request_id=same) if same == request_id:
+                self.prefetched(record)
+            case RequestResetCall(request_id=same) if same == request_id:
+                self.reset(record)
+            case FinishCall(request_id=same) if same == request_id:
+                self.finished(record)
+            case Finding(request_id=same) if same == request_id:
+                self.found(record)
+        if isinstance(record, Call) and record.error is not None and getattr(record, "request_id", None) == request_id:
+            self._failed(f"{callback_name(record.callback)[1]}: {record.error}")
 
     def enqueued(self, record: Enqueued) -> None:
         """The request entered the engine."""
@@ -168,12 +238,36 @@ class Story(msgspec.Struct):
         """The request is part of a pass."""
         self.steps += 1
         self.scheduled_tokens += tokens
+        self.last_step = record.step
+        if self.first_pass_ns is None:
+            self.first_step, self.first_pass_ns = record.step, record.started_ns
         self._touch(record.ended_ns)
 
     def transferred(self, record: Transfer) -> None:
         """KV moved."""
         self._moved(record.direction, record.layer_group, record.tier, record.source).add(record)
+        if record.error is not None:
+            self._failed(f"{record.direction.value}: {record.error}")
         self._touch(record.ended_ns)
+
+    def stored(self, record: StoreOperation) -> None:
+        """The store was asked for something of it."""
+        if record.operation is Operation.READ:
+            self.store_reads.add(record)
+        elif record.operation is Operation.PUT:
+            self.store_puts.add(record)
+        if record.outcome not in (Outcome.OK, Outcome.EXISTS) and record.operation in (Operation.READ, Operation.PUT):
+            self._failed(f"store {record.operation.value}: {record.outcome.value}")
+        self._touch(record.ended_ns)
+
+    def polled(self, record: FinishedCall) -> None:
+        """``get_finished`` answered, on any rank."""
+        if self.request_id in record.loading_returned:
+            self.loaded_at_ns = record.ended_ns
+            self._touch(record.ended_ns)
+        if self.request_id in record.saving_returned:
+            self.saved_at_ns = record.ended_ns
+            self.released(record.ended_ns)
 
     def dropped(self, record: Drop) -> None:
         """Blocks were given up."""
@@ -198,6 +292,7 @@ class Story(msgspec.Struct):
     def finished(self, record: FinishCall) -> None:
         """The engine is done with the request; its pages may be kept."""
         self.keeps_pages = record.keeps_pages
+        self.finished_ns = record.ended_ns
         self._touch(record.ended_ns)
         if record.keeps_pages and record.error is None:
             self.held_pages = sum(slot >= 0 for slots in record.pages for slot in slots)
@@ -224,6 +319,10 @@ class Story(msgspec.Struct):
         """Pages that moved, of one layer group or of all."""
         return sum(m.pages for m in self._all(direction, layer_group))
 
+    def stall_ns(self, direction: Direction) -> int:
+        """Time that the forward pass waited for what moved, as far as the connector tells it."""
+        return sum(m.stall_ns for m in self._all(direction, None))
+
     def tiers(self, direction: Direction) -> list[str]:
         """Tiers that KV moved from or to, in alphabetical order."""
         return sorted({m.tier.value for m in self._all(direction, None)})
@@ -249,6 +348,10 @@ class Story(msgspec.Struct):
         fresh = Moved(direction, layer_group, tier, source)
         self.moved.append(fresh)
         return fresh
+
+    def _failed(self, error: str) -> None:
+        if error not in self.errors:
+            self.errors.append(error)
 
     def _touch(self, at_ns: int) -> None:
         self.last_ns = max(self.last_ns, at_ns)

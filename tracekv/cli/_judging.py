@@ -1,0 +1,96 @@
+"""Rules for one request: judged over the records around it, and told apart from what is about others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tracekv.journal.scan import ProcessScan
+from tracekv.rules import Checker, Finding
+from tracekv.rules.model import Limits
+from tracekv.rules.offline import judge_scanned, source_name
+from tracekv.rules.showing import in_words
+from tracekv.views.explain import Broken, Explanation
+from tracekv.views.runs import Run
+
+#: So many records are judged as a whole; of more, those around the request.
+WHOLE = 50_000
+#: Records before a request's first and after its last one that are judged with it.
+BEFORE, AFTER = 8_192, 4_096
+
+
+def find_all(
+    processes: Sequence[ProcessScan], *, limits: Limits | None = None, progress: Callable[[int], object] | None = None
+) -> Checker:
+    """All rules over all records."""
+    checker = Checker(limits=limits)
+    judge_scanned(processes, checker, progress=progress)
+    return checker
+
+
+def find_around(
+    processes: Sequence[ProcessScan], run: Run, request_id: int, *, limits: Limits | None = None
+) -> list[Finding]:
+    """What the rules find in the records around those of a request, or in all where they are few."""
+    if sum(process.records for process in processes) <= WHOLE:
+        return find_all(processes, limits=limits).findings
+    checker = Checker(limits=limits)
+    judge_scanned([each.process for each in run.segments], checker, ranges=_ranges(run, request_id))
+    return checker.findings
+
+
+def _ranges(run: Run, request_id: int) -> list[tuple[int, int]]:
+    """The numbers around a request in each process of its run; where a process doesn't name it, those of the same time."""
+    named = [[number for number, _ in segment.of_request(request_id)] for segment in run.segments]
+    leader = run.leader
+    dated = [record for _, record in leader.of_request(request_id)]
+    times = [at for record in dated if (at := getattr(record, "ended_ns", 0))]
+    ranges = []
+    for segment, numbers in zip(run.segments, named, strict=True):
+        shift = (
+            0 if segment.process.facts.boot_id == leader.process.facts.boot_id else leader.offset_ns - segment.offset_ns
+        )
+        if times:
+            numbers += [segment.process.sequence_at(at + shift) for at in (min(times), max(times))]
+        first = max(segment.first, min(numbers, default=segment.first) - BEFORE)
+        last = min(segment.last, max(numbers, default=segment.first) + AFTER)
+        ranges.append((first, max(first, last)))
+    return ranges
+
+
+def about(
+    findings: Sequence[Finding], run: Run, told: Explanation | None, *, rules: Mapping[str, str] | None = None
+) -> list[Broken]:
+    """Of these findings, those about a request: its own, those of its passes that name nobody, and those of the bring-up.
+
+    Args:
+        findings: Of any run.
+        run: The request's.
+        told: The request; None for whatever is about the run.
+        rules: The rule of each finding's id, where ``findings`` aren't all that there are.
+    """
+    rules = rules or {each.id: each.rule for each in findings}
+    found = []
+    for each in findings:
+        whose = _whose(each, told) if is_of_run(each, run) else ""
+        if whose:
+            found.append(
+                Broken(
+                    each.rule, each.severity.value, each.by.value, each.title, each.fix, whose, each.callback, each.rank,
+                    each.step, in_words(each.numbers), rules.get(each.caused_by or ""),
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda each: each.about != "request")
+
+
+def _whose(found: Finding, told: Explanation | None) -> str:
+    if found.request is not None:
+        return "request" if told is None or found.request == told.request_id else ""
+    if not found.step:
+        return "engine"
+    return "pass" if told is None or told.story.first_step <= found.step <= told.story.last_step else ""
+
+
+def is_of_run(found: Finding, run: Run) -> bool:
+    """Whether a finding is about a run: a process may have had several engines, one after another."""
+    parts = [each for each in run.segments if source_name(each.process.facts) == found.source]
+    return any(not found.at_ns or each.begins_ns <= found.at_ns < each.ends_ns for each in parts)

@@ -1,0 +1,350 @@
+"""One request explained: the facts of its story on every rank, and where its time went. A plain struct, for a screen or as JSON.
+
+The whole of the time is from the request's enqueue (its first query, where that isn't recorded) to the last thing that is recorded of
+it, on the leader's clock. Every nanosecond of it is one part's:
+
+=============  =========================================================================================================
+``lookup``     inside the query
+``read``       a store read for it, while no forward pass of it ran
+``verify``     what was read was being checked, likewise
+``copy``       its KV was being copied to the device, likewise; or inside ``start_load_kv``, which the engine waits for
+``stall``      its pass stood in ``start_load_kv``, ``wait_for_layer_load`` or ``wait_for_save`` while its KV moved, and nothing
+               of the above went on
+``hidden``     its KV moved while its pass computed
+``compute``    its pass computed, and none of its KV moved
+``held``       it was finished, and its pages were kept for the connector
+``queue``      none of these, before its first pass
+``between``    none of these, after that
+=============  =========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tracekv.journal.records import BindCall, Call, IdlePolls, LayerHooks, QueryCall, Record, StoreOperation, Transfer
+from tracekv.journal.vocabulary import Callback, Direction, Operation, Source
+from tracekv.views import ids, timing
+from tracekv.views.runs import Clock, Run, Segment, clock_of
+from tracekv.views.sampling import Callers
+from tracekv.views.story import Moved, Story
+from tracekv.views.timing import Interval
+
+PARTS = ("queue", "lookup", "read", "verify", "copy", "stall", "hidden", "compute", "between", "held")
+#: How much later than a call its record, and those of other threads, may lie among the records.
+_SLACK = 64
+
+
+class RankStory(msgspec.Struct):
+    """A request on one rank.
+
+    Attributes:
+        loaded_ns, saved_ns: When ``get_finished`` named it, on the leader's clock; None where it didn't.
+    """
+
+    rank: int | None
+    host: str
+    pid: int
+    story: Story
+    loaded_ns: int | None = None
+    saved_ns: int | None = None
+
+
+class Broken(msgspec.Struct):
+    """A rule that was broken, as the screen shows it.
+
+    Attributes:
+        about: ``request``, or ``pass`` and ``engine`` where it isn't one request's.
+        caused_by: Rule of the finding that it follows from.
+    """
+
+    rule: str
+    severity: str
+    by: str
+    what: str
+    fix: str
+    about: str
+    callback: str = ""
+    rank: int | None = None
+    step: int = 0
+    numbers: str = ""
+    caused_by: str | None = None
+
+
+class Explanation(msgspec.Struct):
+    """Everything that the records say of one request. Times are nanoseconds of the leader's monotonic clock, or durations.
+
+    Attributes:
+        request, run: How they are named; ``run_key`` is what their ids are made of.
+        ranks: The leader's first.
+        parts: Of ``whole_ns``, by name (module docstring); they add up to it.
+        load_ns: How long its KV was on the way to the device, on whichever rank; ``load_hidden_ns`` of it behind computing.
+        inside: What its engine was inside of when the journal ended: a callback, for an unfinished request.
+        is_running: The engine may write more.
+        now_ns: The last moment that is known of the leader.
+    """
+
+    request: str
+    request_id: int
+    run: str
+    ranks: list[RankStory]
+    started_unix_ns: int
+    whole_ns: int
+    parts: dict[str, int]
+    load_ns: int
+    load_hidden_ns: int
+    trace_id: str
+    now_ns: int
+    is_running: bool = False
+    inside: str | None = None
+    windows: dict[int, int] = {}
+    tokens_per_block: int = 0
+    broken: list[Broken] = []
+    records: int = 0
+    records_lost: int = 0
+    notes: list[str] = []
+
+    @property
+    def story(self) -> Story:
+        """The leader's."""
+        return self.ranks[0].story
+
+    @property
+    def is_finished(self) -> bool:
+        """The end was announced, and what was kept was given back."""
+        story = self.story
+        return story.finished_ns is not None and (story.held_since_ns is None or story.held_ns is not None)
+
+    def tokens(self, direction: Direction) -> int:
+        """Tokens that moved: the most of any rank, since each moves its part of the same."""
+        return max((each.story.tokens(direction) for each in self.ranks), default=0)
+
+    def nbytes(self, direction: Direction) -> int:
+        """Bytes that moved, on all ranks."""
+        return sum(each.story.nbytes(direction) for each in self.ranks)
+
+    def moved(self) -> list[tuple[int | None, Moved]]:
+        """What moved, with the rank, loads first."""
+        found = [
+            (each.rank, moved)
+            for each in self.ranks
+            for moved in each.story.moved
+            if moved.source is not Source.PLANNED
+        ]
+        return sorted(found, key=lambda each: (each[1].direction is Direction.SAVE, each[1].layer_group, each[0] or 0))
+
+    def last_rank(self, direction: Direction) -> tuple[int | None, int] | None:
+        """Which rank named the request last in ``get_finished``, and how long after the first; None with fewer than two."""
+        times = [
+            (at, each.rank)
+            for each in self.ranks
+            if (at := each.loaded_ns if direction is Direction.LOAD else each.saved_ns) is not None
+        ]
+        return (max(times)[1], max(times)[0] - min(times)[0]) if len(times) > 1 else None
+
+
+def explain(run: Run, request_id: int, *, hashed: bool = False) -> Explanation | None:
+    """What a run's records say of a request; None where none names it."""
+    leader = run.leader
+    timeline = _Timeline()
+    callers = Callers()
+    ranks: list[RankStory] = []
+    records = 0
+    for segment in run.segments:
+        found = [record for _, record in segment.of_request(request_id)]
+        records += len(found)
+        if not found and segment is not leader:
+            continue
+        clock = clock_of(segment, leader)
+        first = min((_began(record) for record in found), default=0)
+        story = Story(request_id, first, first)
+        for record in found:
+            story.feed(record)
+            if getattr(record, "traceparent", None):
+                callers.learn(run.key, record)  # type: ignore[arg-type]  # only Enqueued has one
+        facts = segment.process.facts
+        rank = RankStory(segment.facts.rank, facts.host, facts.pid, story)
+        rank.loaded_ns = None if story.loaded_at_ns is None else clock(story.loaded_at_ns)
+        rank.saved_ns = None if story.saved_at_ns is None else clock(story.saved_at_ns)
+        ranks.append(rank)
+        timeline.take(found, clock)
+    if not records:
+        return None
+    told = [rank for rank in ranks if rank.story.last_ns]
+    if not ranks[0].story.last_ns:  # the leader knows nothing of it: a lost beginning, or an id out of the blue
+        ranks = told or ranks
+    story = ranks[0].story
+    for segment in run.segments:
+        timeline.take_passes(segment, clock_of(segment, leader), story)
+    begin, end = timeline.whole(story)
+    parts = timeline.parts(begin, end, story)
+    moving = timeline.moving(Direction.LOAD)
+    derived = ids.trace_id(run.key, "request", request_id)
+    caller = callers.of(run.key, request_id)
+    result = Explanation(
+        run.request_label(request_id, hashed=hashed), request_id, run.label, ranks, begin + leader.offset_ns, max(0, end - begin),
+        parts, timing.length(timing.merged(moving)), timing.length(timing.overlap(moving, timeline.computing())),
+        (derived if caller is None else caller.trace_id).hex(), _now(leader, end),
+    )  # fmt: skip
+    result.is_running = any(segment.process.is_alive() for segment in run.segments)
+    result.records = records
+    result.records_lost = sum(segment.process.lost for segment in run.segments)
+    result.windows = {group: each.window_size or 0 for group, each in leader.facts.groups.items()}
+    result.tokens_per_block = leader.facts.tokens_per_block
+    if not result.is_finished:
+        result.inside = next((inside for segment in run.segments if (inside := _inside(segment))), None)
+    return result
+
+
+def _began(record: Record) -> int:
+    return int(getattr(record, "started_ns", 0) or getattr(record, "at_ns", 0))
+
+
+def _ended(record: Record) -> int:
+    return int(getattr(record, "ended_ns", 0) or getattr(record, "last_ended_ns", 0) or getattr(record, "at_ns", 0))
+
+
+def _now(leader: Segment, end: int) -> int:
+    """The last moment of the leader that is known; of a live one that is an idle one, some seconds may have gone by since."""
+    last = [_ended(record) for record in leader.select(Call, IdlePolls, first=leader.last - _SLACK)]
+    return max([end, leader.process.anchors()[-1].monotonic_ns, *last])
+
+
+def _inside(segment: Segment) -> str | None:
+    """The callback that a process was in when it was looked at, if this run is its last."""
+    state = segment.process.state()
+    if not state.callback or segment.last != segment.process.next_sequence:
+        return None
+    try:
+        callback = Callback(state.callback)
+    except ValueError:
+        return None
+    layers = [hook.layer for hook in (*state.waits, *state.saves) if not hook.ended_ns]
+    layer = f" of layer {layers[0]}" if layers else ""
+    rank = "" if segment.facts.rank is None else f" on rank {segment.facts.rank}"
+    return f"{callback.side.value}.{callback.method}{layer}{rank}"
+
+
+class _Timeline:
+    """When what happened to one request, on the leader's clock, on any rank."""
+
+    def __init__(self) -> None:
+        self._lookup: list[Interval] = []
+        self._read: list[Interval] = []
+        self._verify: list[Interval] = []
+        self._copies: dict[Direction, list[Interval]] = {way: [] for way in Direction}
+        self._passes: list[Interval] = []
+        self._starts: list[Interval] = []
+        self._waits: list[Interval] = []
+        self._moving_steps: set[int] = set()
+        #: Stalls that the connector told, by pass: for passes whose hooks aren't recorded.
+        self._told_stalls: dict[int, list[Interval]] = {}
+        self._last_ns = 0
+
+    def take(self, records: Sequence[Record], clock: Clock) -> None:
+        """What one rank's records of the request say."""
+        reads = [r for r in records if isinstance(r, StoreOperation) and r.operation is Operation.READ]
+        for read in reads:
+            at = clock(read.started_ns) + read.queued_ns
+            self._read.append((at, at + read.transfer_ns if read.transfer_ns else clock(read.ended_ns)))
+            self._verify.append((self._read[-1][1], min(self._read[-1][1] + read.verify_ns, clock(read.ended_ns))))
+        for record in records:
+            self._last_ns = max(self._last_ns, clock(_ended(record)))
+            match record:
+                case QueryCall():
+                    self._lookup.append((clock(record.started_ns), clock(record.ended_ns)))
+                case Transfer() if record.source is not Source.PLANNED:
+                    self._transfer(record, clock, has_reads=bool(reads))
+
+    def _transfer(self, record: Transfer, clock: Clock, *, has_reads: bool) -> None:
+        # The parts are told as durations: they are laid in their order, so that the copy ends with the transfer.
+        begin, end = clock(record.started_ns), clock(record.ended_ns)
+        self._moving_steps.add(record.step)
+        if record.stall_ns:
+            self._told_stalls.setdefault(record.step, []).append((end - record.stall_ns, end))
+        if record.direction is Direction.SAVE:
+            self._copies[Direction.SAVE].append((begin, end))
+            return
+        told = record.read_ns + record.verify_ns + record.copy_ns
+        copy_began = begin if not record.copy_ns or told == record.copy_ns else max(begin, end - record.copy_ns)
+        self._copies[Direction.LOAD].append((copy_began, end))
+        if not has_reads:
+            self._verify.append((copy_began - record.verify_ns, copy_began))
+            self._read.append((copy_began - record.verify_ns - record.read_ns, copy_began - record.verify_ns))
+
+    def take_passes(self, segment: Segment, clock: Clock, story: Story) -> None:
+        """The passes that the request was in, as one rank ran them."""
+        if not story.first_step or story.first_pass_ns is None:
+            return
+        process = segment.process
+        back = clock(0)
+        first = max(0, process.sequence_at(story.first_pass_ns - back) - _SLACK)
+        last = process.sequence_at(story.last_ns - back + 1) + _SLACK
+        begun: dict[int, int] = {}
+        numbers: dict[int, int] = {}
+        for number, record in segment.numbered(Call, BindCall, first=first, last=last):
+            if not isinstance(record, Call) or not story.first_step <= record.step <= story.last_step:
+                continue
+            start, end = clock(record.started_ns), clock(record.ended_ns)
+            is_moving = record.step in self._moving_steps
+            if isinstance(record, BindCall):
+                begun[record.step], numbers[record.step] = start, number
+            elif record.callback == Callback.START_LOAD_KV:
+                begun.setdefault(record.step, start)
+                numbers.setdefault(record.step, number)
+                self._passes.append((begun[record.step], end))
+                if is_moving:
+                    self._starts.append((start, end))
+            elif record.callback == Callback.WAIT_FOR_SAVE and record.step in begun:
+                self._passes.append((begun[record.step], end))
+                if is_moving:
+                    self._waits.append((start, end))
+                    self._take_hooks(segment, clock, record.step, numbers[record.step], number + _SLACK)
+
+    def _take_hooks(self, segment: Segment, clock: Clock, step: int, first: int, last: int) -> None:
+        for record in segment.select(LayerHooks, first=max(0, first - _SLACK), last=last):
+            if isinstance(record, LayerHooks) and record.step == step:
+                times = memoryview(record.waits[: len(record.waits) // 16 * 16]).cast("q").tolist()
+                pairs = zip(times[::2], times[1::2], strict=True)
+                self._waits += [(clock(begin), clock(end)) for begin, end in pairs if begin and end]
+                return
+        self._waits += self._told_stalls.get(step, [])
+
+    def whole(self, story: Story) -> Interval:
+        """The request's life, as far as it is recorded."""
+        return story.started_ns, max(self._last_ns, story.last_ns, story.started_ns)
+
+    def moving(self, direction: Direction) -> list[Interval]:
+        """When its KV was on the way, reading and checking included."""
+        return [*self._copies[direction], *([*self._read, *self._verify] if direction is Direction.LOAD else [])]
+
+    def computing(self) -> list[Interval]:
+        """When a pass of it computed: what is left of its passes when what it stood still for is taken out."""
+        return timing.without(self._passes, [*self._starts, *self._waits])
+
+    def parts(self, begin: int, end: int, story: Story) -> dict[str, int]:
+        """The parts of the whole, by name."""
+        loading = self._copies[Direction.LOAD]
+        first_pass = min((start for start, _ in self._passes), default=end)
+        stories_end = story.finished_ns
+        held = [] if stories_end is None or story.held_since_ns is None else [(stories_end, end)]
+        layers = {
+            "lookup": self._lookup,
+            "read in a callback": timing.overlap(self._read, self._starts),
+            "verify in a callback": timing.overlap(self._verify, self._starts),
+            "copy in a callback": timing.overlap(loading, self._starts),
+            "stall": [*self._starts, *self._waits],
+            "hidden": timing.overlap([*self.moving(Direction.LOAD), *self._copies[Direction.SAVE]], self._passes),
+            "compute": self._passes,
+            "held": held,
+            "read": self._read,
+            "verify": self._verify,
+            "copy": loading,
+            "queue": [(begin, first_pass)],
+        }
+        found = timing.partition(begin, end, layers, "between")
+        for name in ("read", "verify", "copy"):
+            found[name] += found.pop(f"{name} in a callback")
+        return {name: found[name] for name in PARTS}

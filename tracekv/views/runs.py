@@ -1,0 +1,136 @@
+"""Which engines a set of journals tells of: a run is one engine with all its ranks, a process may have had several one after another.
+
+A process's part of a run is a range of its records: from the construction of its connector to the next one's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from tracekv.journal.records import Call, ConnectorWrapped, ProcessStarted, Record, RegisterCall, RunJoined
+from tracekv.journal.scan import ProcessScan
+from tracekv.journal.vocabulary import Side
+from tracekv.views import ids
+from tracekv.views.facts import Facts
+
+#: Requests whose records are kept.
+_KEPT = 8
+
+
+class Segment:
+    """One process's part of a run.
+
+    Attributes:
+        process: Whose records they are, with numbers in ``[first, last)``.
+        facts: Rank, layout, classes: what the records of the bring-up tell.
+        begins_ns, ends_ns: Times of the process between which this engine was its last one.
+        offset_ns: What turns the process's monotonic times into Unix times.
+    """
+
+    def __init__(self, process: ProcessScan, first: int, last: int) -> None:
+        self.process = process
+        self.first = first
+        self.last = last
+        self.facts = Facts()
+        for record in process.select(ProcessStarted):
+            self.facts.observe(record)
+        for record in process.select(ConnectorWrapped, RunJoined, RegisterCall, first=first, last=last):
+            self.facts.observe(record)
+        self.begins_ns = next((_began(record) for record in self.select(Call)), 0)
+        self.ends_ns = 1 << 63
+        self._named: dict[int, list[tuple[int, Record]]] = {}
+        latest = process.anchors()[-1]
+        self.offset_ns = latest.wall_ns - latest.monotonic_ns
+
+    def select(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Record]:
+        """As :meth:`ProcessScan.select`, within this part."""
+        for _, record in self.numbered(*kinds, first=first, last=last):
+            yield record
+
+    def numbered(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, Record]]:
+        """As :meth:`ProcessScan.numbered`, within this part."""
+        end = self.last if last is None else min(last, self.last)
+        return self.process.numbered(*kinds, first=max(first, self.first), last=end)
+
+    def of_request(self, request_id: int) -> list[tuple[int, Record]]:
+        """The records that name a request, or list it, with their numbers; kept, since each question about it asks for them."""
+        found = self._named.get(request_id)
+        if found is None:
+            found = list(self.process.of_request(request_id, first=self.first, last=self.last))
+            self._named = {**dict(list(self._named.items())[-_KEPT:]), request_id: found}
+        return found
+
+
+class Run:
+    """One engine: the parts of its processes, the leader's first.
+
+    Attributes:
+        key: The run id, or the process's own where no run was ever joined.
+    """
+
+    def __init__(self, key: bytes, segments: Sequence[Segment]) -> None:
+        self.key = key
+        self.segments = sorted(segments, key=lambda each: (not each.facts.has_scheduler, each.facts.rank or 0))
+
+    @property
+    def leader(self) -> Segment:
+        """The part with the scheduler, or the lowest rank where that isn't known."""
+        return self.segments[0]
+
+    @property
+    def label(self) -> str:
+        """How the run is named."""
+        return ids.run_label(self.key)
+
+    @property
+    def started_ns(self) -> int:
+        """Unix time of its start, to within a bring-up."""
+        return min(max(each.begins_ns, each.process.facts.monotonic_ns) + each.offset_ns for each in self.segments)
+
+    def request_label(self, request_id: int, *, hashed: bool) -> str:
+        """How a request is named."""
+        return ids.request_label(self.key, request_id, hashed=hashed)
+
+
+def runs_of(processes: Sequence[ProcessScan]) -> list[Run]:
+    """The runs in some processes, by their start."""
+    found: dict[bytes, list[Segment]] = {}
+    for process in processes:
+        for number, segment in enumerate(_segments(process)):
+            alone = process.facts.process_id + (b"%d" % number if number else b"")
+            found.setdefault(segment.facts.run_id or alone, []).append(segment)
+    return sorted((Run(key, segments) for key, segments in found.items()), key=lambda run: run.started_ns)
+
+
+def _segments(process: ProcessScan) -> list[Segment]:
+    """A process's engines: where a half of a connector is constructed again, another one begins."""
+    begins = [0]
+    wrapped: set[Side] = set()
+    for number, record in process.numbered(ConnectorWrapped):
+        if isinstance(record, ConnectorWrapped):
+            if record.side in wrapped:
+                begins.append(number)
+                wrapped.clear()
+            wrapped.add(record.side)
+    found = [Segment(process, *each) for each in zip(begins, [*begins[1:], process.next_sequence], strict=True)]
+    for before, after in itertools.pairwise(found):
+        before.ends_ns = after.begins_ns
+    found[0].begins_ns = 0
+    return found
+
+
+def _began(record: Record) -> int:
+    return record.started_ns if isinstance(record, Call) else 0
+
+
+Clock = Callable[[int], int]
+"""From a process's monotonic time to the leader's."""
+
+
+def clock_of(segment: Segment, leader: Segment) -> Clock:
+    """Times of one boot compare as they are, others by their clock anchors."""
+    if segment.process.facts.boot_id == leader.process.facts.boot_id:
+        return lambda at_ns: at_ns
+    shift = segment.offset_ns - leader.offset_ns
+    return lambda at_ns: at_ns + shift
