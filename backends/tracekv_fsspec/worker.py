@@ -12,6 +12,7 @@ from tracekv.settings import load_section
 from tracekv_fsspec import local
 from tracekv_fsspec.modes import checked
 from tracekv_fsspec.node import meet, runtime_of
+from tracekv_fsspec.parked import ParkedRequests
 from tracekv_fsspec.pinning import pin_for_gpu
 from tracekv_fsspec.plan import StepPlan
 from tracekv_fsspec.settings import Settings
@@ -48,7 +49,9 @@ class Worker(KvCacheConnectorWorker):
         self._transfers: Transfers | None = None
         self._unpin: Callable[[], None] | None = None
         self._unhooked: set[int] | None = None
+        self._parked: ParkedRequests | None = None
         self._loaded_step = 0
+        self._parked_step = 0
         self._saved_step = 0
 
     def register_kv_caches(self, kv_cache_tensor: torch.Tensor) -> None:
@@ -113,9 +116,21 @@ class Worker(KvCacheConnectorWorker):
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Nothing is ever awaited: no request is parked and no page is kept. Joins the loads of a pass that came to no end."""
+        """Parked requests whose blocks are in the arena by now; no page is kept for a save, so there is never one to tell of.
+
+        Joins the loads of a pass that came to no end.
+
+        Raises:
+            ParkedLoadFailed: Blocks that were promised can't be had (``TRACEKV_FSSPEC__OFFER=async`` only).
+        """
         self._join(None)
-        return [], []
+        plan, parked = self._plan(), self._parked
+        if parked is None:
+            return [], []
+        if plan is not None and plan.step > self._parked_step:
+            self._parked_step = plan.step
+            parked.named(plan.parked)
+        return [], parked.finished(started_loading_req_ids)
 
     def shutdown(self) -> None:
         """Wait, for a bounded time, until what was saved is stored. The scheduler's ``shutdown`` ends the threads."""
@@ -143,6 +158,7 @@ class Worker(KvCacheConnectorWorker):
         self._seat.register(node)
         self._unpin = pin_for_gpu(node.layout, node.file.buffer)
         if self._seat.arena is not None:
+            self._parked = ParkedRequests(self._seat.arena)
             wanted = self._settings.layerwise
             self._transfers = Transfers(node.layout, self._seat.arena, node.rank, by_layer=wanted == "on")
             if wanted == "auto" and hooks_surely_run(self._llm_args):
