@@ -21,27 +21,35 @@ def scanned(paths: Sequence[Path]) -> Iterator[Scan]:
     Raises:
         NoJournals: There is nothing to read, or a named file can't be; the message says what to do.
     """
-    where = list(paths) or [journal_directory()]
+    with scanned_at(list(paths) or [journal_directory()]) as found:
+        yield found
+
+
+def scanned_at(where: Sequence[Path]) -> Scan:
+    """As :func:`scanned`, for who closes it later.
+
+    Raises:
+        NoJournals: As there.
+    """
     try:
         with progress_bar("reading") as tell:
             found = scan(where, progress=tell)
     except JournalFormatError as error:
         raise NoJournals(str(error)) from None
     except FileNotFoundError as error:
-        raise NoJournals(f"tracekv: there is no {error.filename or where[0]}{_hint(paths)}") from None
+        raise NoJournals(
+            f"tracekv: there is no {error.filename or where[0]}. An engine with a traced connector makes its journals' directory; "
+            "name it, or set TRACEKV_JOURNAL_DIR as it is set there"
+        ) from None
     except OSError as error:
         raise NoJournals(
             f"tracekv: {error.filename or where[0]} can't be read: {error.strerror or error}. "
             "Journals are for their owner alone (mode 0600): read them as the engine's user"
         ) from None
-    with found:
-        if not found.records:
-            raise NoJournals(_nothing(where, found))
-        yield found
-
-
-def _hint(paths: Sequence[Path]) -> str:
-    return "" if paths else ": no engine has written a journal here yet; name its directory, or set TRACEKV_JOURNAL_DIR"
+    if not found.records:
+        found.close()
+        raise NoJournals(_nothing(where, found))
+    return found
 
 
 def _nothing(where: Sequence[Path], found: Scan) -> str:

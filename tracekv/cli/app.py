@@ -19,6 +19,7 @@ from tracekv.cli.record import record
 from tracekv.cli.replay import replay
 from tracekv.cli.store import store
 from tracekv.cli.test import put_to_the_test
+from tracekv.cli.top import top
 
 app = typer.Typer(
     name="tracekv",
@@ -32,6 +33,7 @@ app.command()(doctor)
 app.command()(check)
 app.command("test")(put_to_the_test)
 app.command()(explain)
+app.command()(top)
 app.command()(agent)
 app.command()(dump)
 app.command()(record)

@@ -1,0 +1,159 @@
+"""Follows the journals at some paths: what is there, what is written from now on, and the processes that appear."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracekv.journal.directory import journal_files
+from tracekv.journal.layout import JournalFormatError
+from tracekv.journal.process import boot_id
+from tracekv.journal.records import ConnectorWrapped, ProcessStarted, RegisterCall, RunJoined
+from tracekv.journal.scan import ProcessScan, Scan, scan
+from tracekv.rules import Checker
+from tracekv.rules.offline import judge_scanned, source_name
+from tracekv.views import top as view
+from tracekv.views.facts import callback_name
+from tracekv.views.top import COUNTED, ProcessLine, Seen, Top, TopView
+
+#: The latest records of a process, of which all kinds are read: what it is in the middle of is told by these.
+LATEST = 8_192
+#: So many records are judged from the beginning; of more, only what is written from now on.
+JUDGED = 50_000
+_EXPLAINS = (ProcessStarted, ConnectorWrapped, RunJoined, RegisterCall)
+
+
+class Followed:
+    """One process: what was scanned of it, and its ring from there on."""
+
+    def __init__(self, process: ProcessScan, *, window_s: float) -> None:
+        self.process = process
+        self.facts = process.facts
+        self.view = TopView(window_s=window_s)
+        self.records, self.lost = process.records, process.lost
+        self.cursor = process.next_sequence
+        latest = max(0, self.cursor - LATEST)
+        for record in process.select(*_EXPLAINS, last=latest):
+            self.view.inflight.feed(record)
+        for record in process.select(*COUNTED, last=latest):
+            self.view.count(record)
+        for record in process.select(first=latest):
+            self.view.feed(record)
+        self._ring = process.ring
+        if self._ring is not None:
+            self._ring.follow_from(self.cursor, process.ring_positions)
+
+    def follow(self, checker: Checker) -> int:
+        """Read what was written since; returns how many records came."""
+        if self._ring is None:
+            return 0
+        records, cursor, lost = self._ring.read(self.cursor)
+        if lost:
+            self.lost += lost
+            self.view.inflight.lost(lost)
+            checker.lost(source_name(self.facts), lost)
+        for record in records:
+            self.view.feed(record)
+            checker.feed(source_name(self.facts), record)
+        self.cursor = cursor
+        self.records += len(records)
+        return len(records)
+
+    def seen(self) -> Seen:
+        """The process as it is now."""
+        process, facts = self.process, self.view.facts
+        is_alive = process.is_alive()
+        state = process.state()
+        is_here = self.facts.boot_id == boot_id()
+        last_ns = max(self.view.last_ns, state.since_ns)
+        clock_ns = max(last_ns, time.perf_counter_ns()) if is_here else last_ns
+        # What is of late is counted back from now; of a process that is gone, from its last moment.
+        now_ns = clock_ns if is_alive else last_ns
+        inside = None
+        if state.callback:
+            side, method = callback_name(state.callback)
+            layers = [hook.layer for hook in (*state.waits, *state.saves) if not hook.ended_ns]
+            inside = f"{side.value}.{method}" + (f" {layers[0]}" if layers else "")
+        line = ProcessLine(
+            facts.rank, facts.world, self.facts.pid, self.facts.host, facts.run_id.hex() or None, is_alive, inside,
+            max(0, now_ns - state.since_ns) / 1e9 if inside else 0.0, self.view.step,
+            (clock_ns - self.view.last_ns) / 1e9 if self.view.last_ns and is_here else None, self.records, self.lost,
+            0 if self._ring is None else self._ring.written_bytes(),
+        )  # fmt: skip
+        undecodable = process.undecodable + (self._ring.undecodable if self._ring is not None else 0)
+        return Seen(self.view, line, now_ns, facts.run, undecodable)
+
+
+class Following:
+    """All processes at some paths.
+
+    Args:
+        paths: Files and directories; ring files that appear in a directory are followed, too.
+        found: What was scanned at them; this takes its processes over, and closes it at the end.
+        window_s: How far back "of late" goes.
+        hashed: Name requests by their digests.
+    """
+
+    def __init__(self, paths: Sequence[Path], found: Scan, *, window_s: float, hashed: bool) -> None:
+        self._directories = [path for path in paths if path.is_dir()]
+        self._window_s = window_s
+        self._hashed = hashed
+        self._scans = [found]
+        self._refused: set[Path] = set()
+        self._known = {path for process in found.processes for path in process.paths}
+        self._found_counts: Counter[str] = Counter()
+        self._checker = Checker(
+            on_finding=lambda each: self._found_counts.update([f"{each.severity.value} {each.rule}"])
+        )
+        self._judged = "all records"
+        if found.records <= JUDGED:
+            judge_scanned(found.processes, self._checker)
+        else:
+            self._judged = "what came since this began; `tracekv check` judges all"
+            judge_scanned(
+                found.processes, self._checker, ranges=[(p.next_sequence, p.next_sequence) for p in found.processes]
+            )
+            for process in found.processes:  # what was passed over is a gap
+                self._checker.lost(source_name(process.facts), 1)
+        self.followed = [Followed(process, window_s=window_s) for process in found.processes]
+        self.notes = list(found.left_out)
+
+    def refresh(self) -> None:
+        """Read on, and look for processes that are new."""
+        for file in [file for directory in self._directories for file in journal_files(directory)]:
+            if file not in self._known and file not in self._refused:
+                self._add(file)
+        for each in self.followed:
+            while each.follow(self._checker):
+                pass
+
+    def _add(self, file: Path) -> None:
+        try:
+            found = scan([file])
+        except (JournalFormatError, OSError):  # in the making, or gone: the next look tells
+            return
+        self._scans.append(found)
+        self._known.add(file)
+        judge_scanned(found.processes, self._checker)
+        self.followed += [Followed(process, window_s=self._window_s) for process in found.processes]
+
+    def top(self) -> Top:
+        """Everything, as it is now."""
+        told = view.screen(
+            [each.seen() for each in self.followed], at_unix_ns=time.time_ns(), window_s=self._window_s, hashed=self._hashed,
+            rules=self._found_counts, judged=self._judged,
+        )  # fmt: skip
+        told.notes = self.notes
+        return told
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can come any more: no directory to look at, and no live process."""
+        return not self._directories and not any(each.process.is_alive() for each in self.followed)
+
+    def close(self) -> None:
+        """Give the files back."""
+        for found in self._scans:
+            found.close()

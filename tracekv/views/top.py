@@ -1,0 +1,300 @@
+"""What engines do at this moment, of all processes together: a plain struct for the screen of ``tracekv top``.
+
+A :class:`TopView` takes the records of one process. What a process was in the middle of needs its latest records only, what it has
+done in all needs a few kinds of all of them: :data:`COUNTED` says which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tracekv.journal.records import (
+    AllocCall,
+    Call,
+    Finding,
+    IdlePolls,
+    Lookup,
+    QueryCall,
+    Record,
+    StoreCeiling,
+    StoreOperation,
+    TracerFault,
+    TracingReduced,
+    Transfer,
+)
+from tracekv.journal.vocabulary import Direction, Operation, Source
+from tracekv.views import ids, timing
+from tracekv.views.inflight import WAITS_FOR_SAVE, InFlightView, all_moves
+
+#: Kinds that are counted from the beginning; the others matter for what is going on now.
+COUNTED: tuple[type[Record], ...] = (
+    QueryCall, Lookup, AllocCall, Transfer, StoreCeiling, Finding, TracerFault, TracingReduced,
+)  # fmt: skip
+#: The row of a store's own operations, beside the layer groups.
+STORE_ROW = -1
+
+
+class _Flow(msgspec.Struct):
+    """One transfer or store operation of late."""
+
+    begin_ns: int
+    end_ns: int
+    row: tuple[str, int]
+    nbytes: int
+    stall_ns: int
+
+
+class TopView:
+    """The records of one process. One thread feeds it.
+
+    Args:
+        window_s: How far back "of late" goes.
+    """
+
+    def __init__(self, *, window_s: float) -> None:
+        self.window_ns = int(window_s * 1e9)
+        self.inflight = InFlightView()
+        self.facts = self.inflight.facts
+        self.tokens: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self.bytes: Counter[tuple[str, int]] = Counter()
+        self.rules: Counter[tuple[str, str]] = Counter()
+        self.ceilings: dict[str, int] = {}
+        self.faults = 0
+        self.is_reduced = False
+        self.cost_ppm = 0
+        self.stall_ns = 0
+        self.longest_stall_ns = 0
+        self.last_ns = 0
+        self.step = 0
+        self.lookups: dict[int, Lookup] = {}
+        self._flows: deque[_Flow] = deque()
+
+    def feed(self, record: Record) -> None:
+        """Take a record, for what is going on and for what is counted."""
+        self.inflight.feed(record)
+        self.count(record)
+
+    def count(self, record: Record) -> None:
+        """Take a record for what is counted only."""
+        at = getattr(record, "ended_ns", 0) or getattr(record, "at_ns", 0)
+        self.last_ns = max(self.last_ns, at)
+        match record:
+            case QueryCall():
+                self._queried(record)
+            case AllocCall():
+                self.tokens["honoured"] += record.honoured_tokens or 0
+            case Lookup():
+                self.lookups[record.request_id] = record
+            case Transfer():
+                self._moved(record)
+            case StoreOperation():
+                way = {Operation.READ: Direction.LOAD, Operation.PUT: Direction.SAVE}.get(record.operation)
+                if way is not None:
+                    self._flow(_Flow(record.started_ns, record.ended_ns, (way.value, STORE_ROW), record.nbytes, 0))
+            case StoreCeiling():
+                self.ceilings[record.direction.value] = record.bytes_per_s
+            case Finding():
+                self.rules[record.severity, record.rule] += 1
+            case TracerFault():
+                self.faults += 1
+            case TracingReduced():
+                self.is_reduced, self.cost_ppm = record.is_reduced, record.cost_ppm
+            case IdlePolls():
+                self.last_ns = max(self.last_ns, record.last_ended_ns)
+            case Call():
+                pass
+        self.step = max(self.step, getattr(record, "step", 0) or 0)
+
+    def _queried(self, record: QueryCall) -> None:
+        self.tokens["queried"] += record.prompt_tokens or 0
+        self.tokens["computed"] += record.computed_tokens
+        self.tokens["offered"] += record.offered_tokens
+        self.tokens["requests"] += 1
+        # A connector tells of its lookup inside the query, so before the query's own record.
+        told = self.lookups.pop(record.request_id, None)
+        left = (record.prompt_tokens or 0) - record.computed_tokens - record.offered_tokens
+        if left > 0:
+            self.missed["not told" if told is None else "complete" if told.reason is None else told.reason.value] += (
+                left
+            )
+        while len(self.lookups) > 1024:
+            del self.lookups[next(iter(self.lookups))]
+
+    def _moved(self, record: Transfer) -> None:
+        if record.source is not Source.REPORTED:
+            return
+        self.stall_ns += record.stall_ns
+        self.longest_stall_ns = max(self.longest_stall_ns, record.stall_ns)
+        nbytes = record.nbytes if record.error is None else 0
+        row = (record.direction.value, record.layer_group)
+        self.bytes[row] += nbytes
+        self._flow(_Flow(record.started_ns, record.ended_ns, row, nbytes, record.stall_ns))
+
+    def _flow(self, flow: _Flow) -> None:
+        if flow.row[1] == STORE_ROW:
+            self.bytes[flow.row] += flow.nbytes
+        self._flows.append(flow)
+        # Reports of other threads come a little out of order: what is old is left out when the window is looked at.
+        while len(self._flows) > 1 and self._flows[0].end_ns < flow.end_ns - 2 * self.window_ns:
+            self._flows.popleft()
+
+    def flows(self, now_ns: int) -> list[_Flow]:
+        """What ended in the window before ``now_ns``."""
+        return [flow for flow in self._flows if flow.end_ns > now_ns - self.window_ns]
+
+
+class ProcessLine(msgspec.Struct):
+    """One process. ``lag_s`` is how long ago its last record was written; None while nothing is known."""
+
+    rank: int | None
+    world: int | None
+    pid: int
+    host: str
+    run: str | None
+    is_alive: bool
+    inside: str | None
+    inside_s: float
+    step: int
+    lag_s: float | None
+    records: int
+    lost: int
+    written_bytes: int
+
+
+class MoveLine(msgspec.Struct):
+    """KV in flight, of one rank."""
+
+    request: str
+    direction: str
+    layer_group: int
+    rank: int | None
+    pages: int
+    nbytes: int | None
+    age_s: float
+    is_alive: bool
+
+
+class RateLine(msgspec.Struct):
+    """Bytes one way of one layer group, or of the store itself (``STORE_ROW``).
+
+    Attributes:
+        per_s: Over the window.
+        moving_per_s: Over the time in which something of it moved.
+        ceiling_per_s: What the store was measured to give at best that way; None where it wasn't.
+    """
+
+    direction: str
+    layer_group: int
+    window_size: int
+    total_bytes: int
+    per_s: float
+    moving_per_s: float | None
+    ceiling_per_s: int | None
+
+
+class Top(msgspec.Struct):
+    """Everything that one screen shows.
+
+    Attributes:
+        missed: Prompt tokens that had to be computed, by the reason that the connector told.
+        stall_s: In the window; ``stall_total_s`` since the start.
+        rules: ``(severity, rule) -> times``; ``judged`` says of which records.
+    """
+
+    at_unix_ns: int
+    window_s: float
+    processes: list[ProcessLine]
+    moves: list[MoveLine]
+    tokens: dict[str, int]
+    missed: dict[str, int]
+    rates: list[RateLine]
+    stall_s: float
+    stall_total_s: float
+    longest_stall_s: float
+    open_requests: int
+    held_pages: int
+    held_requests: int
+    oldest_held_s: float
+    rules: dict[str, int]
+    judged: str
+    undecodable: int
+    faults: int
+    reduced: int
+    notes: list[str] = []
+
+
+class Seen(msgspec.Struct):
+    """One process at the moment of the screen: its view, and what only a reader of its journal knows."""
+
+    view: TopView
+    line: ProcessLine
+    now_ns: int
+    key: bytes
+    undecodable: int = 0
+
+
+def screen(
+    seen: Sequence[Seen], *, at_unix_ns: int, window_s: float, hashed: bool, rules: Mapping[str, int], judged: str
+) -> Top:
+    """All processes in one struct."""
+    top = Top(
+        at_unix_ns, window_s, [each.line for each in seen], _moves(seen, hashed=hashed),
+        dict(sum((each.view.tokens for each in seen), Counter())), dict(sum((each.view.missed for each in seen), Counter())),
+        _rates(seen, window_s), 0.0, 0.0, 0.0, 0, 0, 0, 0.0, dict(rules), judged,
+        sum(each.undecodable for each in seen), sum(each.view.faults for each in seen), sum(each.view.is_reduced for each in seen),
+    )  # fmt: skip
+    for each in seen:
+        view = each.view
+        top.stall_s += sum(flow.stall_ns for flow in view.flows(each.now_ns)) / 1e9
+        top.stall_total_s += view.stall_ns / 1e9
+        top.longest_stall_s = max(top.longest_stall_s, view.longest_stall_ns / 1e9)
+        for request in view.inflight.requests.values():
+            top.open_requests += view.facts.has_scheduler
+            if request.waits_for == WAITS_FOR_SAVE:
+                top.held_requests += 1
+                top.held_pages += sum(slot >= 0 for slots in request.pages for slot in slots)
+                top.oldest_held_s = max(top.oldest_held_s, (each.now_ns - request.since_ns) / 1e9)
+        for (severity, rule), times in view.rules.items():
+            top.rules[f"{severity} {rule}"] = top.rules.get(f"{severity} {rule}", 0) + times
+    return top
+
+
+def _moves(seen: Sequence[Seen], *, hashed: bool) -> list[MoveLine]:
+    found = []
+    for each, moves in zip(seen, all_moves([each.view.inflight for each in seen]), strict=True):
+        found += [
+            MoveLine(
+                ids.request_label(each.key, move.request_id, hashed=hashed), move.direction.value, move.layer_group,
+                each.line.rank, len(move.pages), move.nbytes, max(0.0, (each.now_ns - move.since_ns) / 1e9), each.line.is_alive,
+            )
+            for move in moves
+        ]  # fmt: skip
+    return sorted(found, key=lambda move: (not move.is_alive, -move.age_s))
+
+
+def _rates(seen: Sequence[Seen], window_s: float) -> list[RateLine]:
+    total: Counter[tuple[str, int]] = sum((each.view.bytes for each in seen), Counter())
+    late: Counter[tuple[str, int]] = Counter()
+    busy_ns: Counter[tuple[str, int]] = Counter()
+    ceilings: dict[str, int] = {}
+    windows: dict[int, int] = {}
+    for each in seen:
+        ceilings.update(each.view.ceilings)
+        windows.update({group: facts.window_size or 0 for group, facts in each.view.facts.groups.items()})
+        spans: dict[tuple[str, int], list[timing.Interval]] = {}
+        for flow in each.view.flows(each.now_ns):
+            late[flow.row] += flow.nbytes
+            spans.setdefault(flow.row, []).append((flow.begin_ns, flow.end_ns))
+        for row, intervals in spans.items():
+            busy_ns[row] += timing.length(timing.merged(intervals))
+    return [
+        RateLine(
+            way, group, windows.get(group, 0), total[way, group], late[way, group] / window_s,
+            late[way, group] / (busy_ns[way, group] / 1e9) if busy_ns[way, group] else None, ceilings.get(way),
+        )
+        for way, group in sorted(total, key=lambda row: (row[0], row[1] == STORE_ROW, row[1]))
+    ]  # fmt: skip
