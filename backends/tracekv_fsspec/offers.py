@@ -24,6 +24,7 @@ from tracekv.journal.vocabulary import MissReason
 from tracekv_fsspec.index import Shard
 from tracekv_fsspec.keys import KeyChain, UnkeyableTokens, as_uint32, namespace_digest
 from tracekv_fsspec.lookup import Lookup, Prompt, Run
+from tracekv_fsspec.reader import Priority
 from tracekv_fsspec.requests import Offer, Request
 from tracekv_fsspec.settings import Settings
 from tracekv_fsspec.stager import Stager
@@ -96,7 +97,7 @@ def new_request(engine: Engine, request: Any) -> tuple[Request, MissReason | Non
     """A request's books with its namespace, or without a chain and with the reason for it."""
     salt = cache_salt(request)
     try:
-        namespace = _namespace(engine, request, salt)
+        namespace = namespace_of(engine, request, salt)
     except Bypass as bypass:
         return Request(int(request.request_id), salt, None), bypass.reason
     return Request(int(request.request_id), salt, KeyChain(namespace, engine.tokens_per_block)), None
@@ -111,8 +112,11 @@ def query(engine: Engine, request: Any, computed_tokens: int) -> Request:
     books, reason = new_request(engine, request)
     found = _Lookup(reason=reason)
     try:
-        if books.chain is not None:
-            found = _look_up(engine, books, books.chain, tokens[:length], computed_tokens, scheduled_chunk(request))
+        if engine.settings.role == "producer":
+            found.reason = found.reason or MissReason.ROLE
+        elif books.chain is not None:
+            prompt = tokens if length == len(tokens) else tokens[:length]
+            found = _look_up(engine, books, books.chain, prompt, computed_tokens, scheduled_chunk(request))
     except UnkeyableTokens:
         books.bypass()
         found = _Lookup(reason=MissReason.BYPASS_TOKENS)
@@ -129,11 +133,17 @@ def query(engine: Engine, request: Any, computed_tokens: int) -> Request:
         bounding_layer_group=found.bounding_layer_group,
         waited_ns=found.waited_ns,
         key=found.key,
+        has_partial_blocks=engine.has_partial_blocks,
     )
     return books
 
 
-def _namespace(engine: Engine, request: Any, salt: str | None) -> bytes:
+def namespace_of(engine: Engine, request: Any, salt: str | None) -> bytes:
+    """The seed of a request's keys.
+
+    Raises:
+        Bypass: It has something that changes its KV and that isn't known well enough.
+    """
     lora = lora_id(request)
     lora_digest = None
     if lora is not None:
@@ -159,9 +169,15 @@ def _look_up(
         most_tokens = blocks * size
     if most_tokens <= 0:
         return _Lookup(reason=MissReason.PROMPT_TOO_SHORT)
-    known = as_uint32(tokens)
-    books.queried = known[: blocks * size]
-    chain.extend(books.queried)
+    hinted = engine.stager.prefetcher.take_chain(books.request_id, chain.namespace, tokens, blocks)
+    if hinted is None:
+        known = as_uint32(tokens)
+        books.queried = known[: blocks * size]
+        chain.extend(books.queried)
+    else:  # hashed when the request was enqueued
+        books.is_hinted = True
+        books.chain, books.queried = chain, _ = hinted
+        known = books.queried + as_uint32(tokens[blocks * size :])
     found = _Lookup(
         computed_tokens,
         stored_tokens=computed_tokens,
@@ -229,16 +245,37 @@ def _why_not_stored(engine: Engine, key: bytes, ends: dict[Shard, int], end: int
 def _stage(engine: Engine, books: Request, run: Run, found: _Lookup) -> bool:
     """Begin to stage, wait if that is allowed, and promise what is verified in the arena by then.
 
+    Where the offer may be asynchronous, all of the run is promised, and the request is parked until it is staged.
+
     Returns:
         Whether something is offered. A run that leaves out what windows have passed is offered whole or not at all.
     """
-    reader = engine.stager.reader
-    ticket = reader.stage(run.keys, run.start, request_id=books.request_id, skipped=run.skipped)
-    if engine.settings.offer_wait_ms and not found.waited_ns:
+    reader, stager = engine.stager.reader, engine.stager
+    may_wait = bool(engine.settings.offer_wait_ms) and not found.waited_ns
+    is_async = engine.settings.offer == "async"
+    ticket = reader.stage(
+        run.keys,
+        run.start,
+        request_id=books.request_id,
+        priority=Priority.WAITED if may_wait or is_async else Priority.ASKED,
+        skipped=run.skipped,
+    )
+    if is_async and ticket.staged_blocks() < len(run.keys):
+        number = stager.parking.park(ticket)
+        if number is not None:
+            end = run.start + len(run.keys)
+            found.staged_tokens = max(
+                found.computed_tokens, (run.start + ticket.staged_blocks()) * engine.tokens_per_block
+            )
+            books.offer = Offer(ticket, run.start, end, found.computed_tokens, run.end_token, run.last_tokens, number)
+            found.offered_tokens = books.offer.tokens
+            return True
+    if may_wait:
         waiting_ns = perf_counter_ns()
         reader.wait(ticket, engine.settings.offer_wait_ms / 1000)
         found.waited_ns = perf_counter_ns() - waiting_ns
     taken, reason = reader.take(ticket)
+    stager.prefetcher.asked(ticket)
     size, first_token = engine.tokens_per_block, found.computed_tokens
     end_token = run.end_token
     if taken < len(run.keys):

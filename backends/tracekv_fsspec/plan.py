@@ -41,8 +41,13 @@ class Copy(msgspec.Struct, array_like=True):
 
 
 class StepPlan(msgspec.Struct, array_like=True):
-    """What every worker does in pass ``step``. A worker acts on a step once, however often it stays bound."""
+    """What every worker does in pass ``step``. A worker acts on a step once, however often it stays bound.
+
+    Attributes:
+        parked: Requests that are parked from now on, as (request id, number of the ticket in the arena's table).
+    """
 
     step: int
     loads: list[Copy]
     saves: list[Copy]
+    parked: list[tuple[int, int]] = []

@@ -40,16 +40,21 @@ class Planner:
         self._groups = {group.layer_group_id: group for group in engine.layout.groups}
         self._saves = SavePlanner(engine)
         self._offered: dict[int, Request] = {}
+        self._parked: list[tuple[int, int]] = []
 
     def offered(self, request: Request) -> None:
-        """Note an offer, whose pins are kept for the next plan only."""
-        self._offered[request.request_id] = request
+        """Note an offer. Its pins are kept for the next plan only; those of a parked request, until it is reported."""
+        if request.offer is not None and request.offer.parked is not None:
+            self._parked.append((request.request_id, request.offer.parked))
+        else:
+            self._offered[request.request_id] = request
 
     def plan(self, step: int, output: Any) -> StepPlan:
         """The plan of the pass that ``output`` (a ``SchedulerOutput``) schedules."""
         # First, so that blocks whose pass raised can be saved by this one.
         self._engine.stager.copies.expire()
-        plan = StepPlan(step, [], [])
+        plan = StepPlan(step, [], [], self._parked)
+        self._parked = []
         loaded: list[Slot] = []
         saved: list[SaveBlock] = []
         for data in output.new_requests:
@@ -64,7 +69,9 @@ class Planner:
         """Give an offer's pins back."""
         offer, request.offer = request.offer, None
         self._offered.pop(request.request_id, None)
-        if offer is not None:
+        if offer is not None and offer.parked is not None:
+            self._engine.stager.parking.forget(offer.parked)
+        elif offer is not None:
             self._unpin(offer)
 
     def _drop_unused_offers(self) -> None:
@@ -111,6 +118,8 @@ class Planner:
         offer = request.offer
         if offer is None:
             return 0
+        if offer.parked is not None:
+            offer = self._arrived(request, offer, offer.parked)
         honoured = offer.honoured_tokens
         if honoured is None:
             # Never less than what was honoured: exact without chunking, too much with it. To load too much is harmless
@@ -121,6 +130,14 @@ class Planner:
         honoured = min(max(honoured, 0), offer.tokens)
         self._name_loads(request, offer, honoured, plan, loaded)
         return honoured
+
+    def _arrived(self, request: Request, offer: Offer, parked: int) -> Offer:
+        """The offer of a parked request that is reported now, its blocks pinned."""
+        ticket = self._engine.stager.parking.claim(parked)
+        if ticket is None:
+            request.offer = None
+            return self._recovered(request, replace(offer, parked=None))
+        return replace(offer, ticket=ticket, parked=None)
 
     def _name_loads(self, request: Request, offer: Offer, honoured: int, plan: StepPlan, loaded: list[Slot]) -> None:
         """The blocks of the first ``honoured`` tokens go to their pages; the other pins are given back."""

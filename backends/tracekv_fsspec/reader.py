@@ -88,13 +88,11 @@ class Reader:
         request_id: int | None = None,
         priority: Priority = Priority.ASKED,
         skipped: Mapping[Shard, int] | None = None,
-        when_done: Callable[[], None] | None = None,
     ) -> Ticket:
         """Begin to stage blocks ``start`` ... of a chain; ``keys`` are theirs. Returns at once, does no I/O.
 
         Args:
             skipped: By shard, how many of the first blocks it doesn't need.
-            when_done: See :class:`Ticket`; not called where nothing had to be read.
         """
         ticket = Ticket(self._arena, request_id, keys, start, skipped)
         is_whole = True
@@ -113,9 +111,16 @@ class Reader:
                 wanted += self._wanted(ticket, shard, numbers_of)
             for batch in batches_of(wanted, ticket, priority):
                 self._enqueue(batch, numbers_of)
-            ticket.when_done = when_done if ticket.outstanding else None
             self._hurry(ticket, priority)
         return ticket
+
+    def when_done(self, ticket: Ticket, call: Callable[[], None]) -> None:
+        """Have ``call`` made once nothing of the ticket is outstanding; under the lock, so it only takes note."""
+        with self._lock:
+            if ticket.outstanding:
+                ticket.when_done = call
+                return
+        call()
 
     def wait(self, ticket: Ticket, seconds: float) -> None:
         """Wait until the ticket is settled, at most so long. Does no I/O."""

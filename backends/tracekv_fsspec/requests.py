@@ -18,6 +18,10 @@ from tracekv_fsspec.tickets import Ticket
 MAX_REQUESTS = 4096
 
 
+class OtherPrompt(RuntimeError):
+    """What a request was hinted to be isn't what it is. To go on would serve wrong KV, so the engine stops."""
+
+
 @dataclass
 class Offer:
     """Tokens ``[first_token, end_token)`` of a request that were promised, and blocks ``[start, end)`` that hold them.
@@ -26,6 +30,7 @@ class Offer:
 
     Attributes:
         last_tokens: Tokens of the last block of the ticket; any other block is whole.
+        parked: Number of the parked ticket, where the blocks are still on their way and the request is held until they are there.
         is_allocated: Whether the alloc callback came: from then on the runtime may count on it.
         honoured_tokens: What the runtime took, where it said so.
     """
@@ -36,6 +41,7 @@ class Offer:
     first_token: int
     end_token: int
     last_tokens: int
+    parked: int | None = None
     is_allocated: bool = False
     honoured_tokens: int | None = None
 
@@ -68,6 +74,7 @@ class Request:
         cache_salt: As the query saw it; a record that says otherwise is not served.
         chain: None where the request bypasses the store.
         queried: The tokens that were hashed for the query, until the first report has confirmed them.
+        is_hinted: They were told when the request was enqueued, and the query compared some of them only.
         pages: By layer group, one page slot per block ordinal.
         owed: An offer that the runtime took but didn't schedule at once, as far as it took it. Its pins are given back.
         tail: Ordinal, key and tokens of the prompt's incomplete last block, until it was considered for saving.
@@ -81,6 +88,7 @@ class Request:
     cache_salt: str | None
     chain: KeyChain | None
     queried: array[int] | None = None
+    is_hinted: bool = False
     offer: Offer | None = None
     owed: Offer | None = None
     tail: tuple[int, bytes, int] | None = None
@@ -108,6 +116,12 @@ class Request:
         try:
             known = as_uint32(tokens)
             if queried is None or known[: len(queried)] != queried:
+                if self.is_hinted and (self.offer or self.owed):
+                    raise OtherPrompt(
+                        f"tracekv: request {self.request_id} was enqueued with one prompt and is run with another, and blocks of the "
+                        "first are promised to it. Going on would serve wrong KV. Unset TRACEKV_ENQUEUE_HOOK: this runtime's "
+                        "request ids don't hold from enqueue to query."
+                    )
                 # No query, or of other tokens: nothing that was hashed for it is taken over.
                 chain = KeyChain(chain.namespace, chain.tokens_per_block)
             chain.extend(known[chain.tokens :])

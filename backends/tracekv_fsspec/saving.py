@@ -45,7 +45,7 @@ class SavePlanner:
             plan: Gets the copies.
             saved: Gets the blocks that they fill.
         """
-        if request.chain is None:
+        if request.chain is None or self._engine.settings.role == "consumer":
             return
         saves: dict[Shard, Copy] = {}
         dropped: dict[Shard, int] = defaultdict(int)

@@ -8,10 +8,12 @@ from typing import Any
 
 import tracekv
 from tracekv.contract import KvCacheConnectorScheduler
+from tracekv.contract.enqueue import subscribe_tokens, unsubscribe_tokens
 from tracekv.contract.reading import honoured_tokens, prompt_length
 from tracekv.journal.vocabulary import MissReason
-from tracekv.settings import SettingsError, load_section
+from tracekv.settings import SettingsError, load, load_section
 from tracekv_fsspec import local, offers
+from tracekv_fsspec.enqueued import EnqueueHints
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import runtime_of
 from tracekv_fsspec.plan import StepPlan
@@ -55,6 +57,7 @@ class Scheduler(KvCacheConnectorScheduler):
         self._engine: offers.Engine | None = None
         self._planner: Planner | None = None
         self._requests = Requests(self._release)
+        self._hints: EnqueueHints | None = None
         self._step = 0
         self._has_said_error = False
 
@@ -82,15 +85,18 @@ class Scheduler(KvCacheConnectorScheduler):
         stager = Stager(self._settings, self._store, deployment, node.page_bytes, node=node)
         self._engine = offers.Engine(self._settings, stager, node.layout, tuple(node.page_bytes))
         self._planner = Planner(self._engine, self._requests)
+        self._hints = self._listen(self._engine)
         seat.lead(stager)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Offer whole blocks that are verified in host memory, at most ``prompt - 1 - computed`` tokens; never parked.
+        """Offer whole blocks that are verified in host memory, at most ``prompt - 1 - computed`` tokens.
+
+        With ``TRACEKV_FSSPEC__OFFER=async`` those that are stored, too; then the request is parked while they are staged.
 
         Never raises: an internal error is an offer of nothing, said once.
         """
         try:
-            return self._query(request, num_computed_tokens), False
+            return self._query(request, num_computed_tokens)
         except Exception:
             if not self._has_said_error:
                 self._has_said_error = True
@@ -129,30 +135,47 @@ class Scheduler(KvCacheConnectorScheduler):
 
     def shutdown(self) -> None:
         """Store what is left, for a bounded time, and end every thread. May be called again; also runs at exit."""
+        if self._hints is not None:
+            unsubscribe_tokens(self._hints)
         if self._engine is not None:
             self._engine.stager.close()
         else:
             self._store.close()
 
-    def _query(self, request: Any, computed_tokens: int) -> int:
+    def _query(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
         if self._engine is None or self._planner is None:
             self._report_unanswered(request, computed_tokens, MissReason.NOT_READY)
-            return 0
+            return 0, False
+        before = self._requests.get(int(request.request_id))
+        if before is not None and before.offer is not None and before.offer.parked is not None:
+            self._requests.forget(before.request_id)  # asked again without having been parked
         books = self._requests.add(offers.query(self._engine, request, computed_tokens))
         offer = books.offer
         if offer is None:
-            return 0
+            return 0, False
         self._planner.offered(books)
-        return offer.tokens
+        return offer.tokens, offer.parked is not None
+
+    @staticmethod
+    def _listen(engine: offers.Engine) -> EnqueueHints | None:
+        if engine.settings.role == "producer" or not load().enqueue_hook:
+            return None
+        hints = EnqueueHints(engine)
+        subscribe_tokens(hints)
+        return hints
 
     def _release(self, request: Request) -> None:
         if self._planner is not None:
             self._planner.release(request)
 
     def _ended(self, request_id: int) -> None:
+        books = self._requests.get(request_id)
         self._requests.forget(request_id)
         if self._engine is not None:
             self._engine.stager.writer.request_ended(request_id)
+            chain = books.chain if books else None
+            may_load = self._settings.read_ahead and self._settings.role != "producer"
+            self._engine.stager.prefetcher.ended(request_id, chain.keys if chain else (), read_ahead=may_load)
 
     def _after_alloc(self, request: Any) -> None:
         # A request that was never queried (a dummy, one whose KV another engine sends) is none of ours: it isn't saved.

@@ -26,6 +26,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     url: str = msgspec.field(default_factory=default_url)
     #: Which weights made the KV (name and revision, or a digest). There is no default: a wrong one would serve wrong KV.
     model_id: str | None = None
+    #: ``staged``: only what is verified in host memory is promised. ``async``: all that is stored is, and the request is parked while
+    #: it is staged. TensorRT-LLM has no way to take a promise back: where staging fails for good, the engine stops.
+    offer: Literal["staged", "async"] = "staged"
+    #: Which half of disaggregated serving this engine is: a ``producer`` never loads, a ``consumer`` never saves.
+    role: Literal["both", "producer", "consumer"] = "both"
+    #: Keep what a request's next turn would need in host memory when it ends, reading it from the store where it isn't there.
+    read_ahead: bool = True
     #: How long a query may wait for stored blocks to be read and verified.
     offer_wait_ms: Milliseconds = 0
     #: What makes a stored prefix servable: ``strict``: every layer group has all of it; ``window``: a group with a sliding window has

@@ -25,6 +25,7 @@ from tracekv_fsspec.format import SegmentHeader
 from tracekv_fsspec.index import Index, Shard
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import Node
+from tracekv_fsspec.parking import Parking
 from tracekv_fsspec.paths import new_writer
 from tracekv_fsspec.prefetch import Prefetcher
 from tracekv_fsspec.reader import Reader
@@ -37,6 +38,8 @@ _log = logging.getLogger("tracekv.fsspec")
 #: How long an engine's end may be held up by what is still to be stored.
 EXIT_FLUSH_S = 10.0
 _THREADS_S = 2.0
+#: For so many read deadlines staging for a parked request is tried again.
+PARKED_TRIES = 4
 
 
 class Stager:
@@ -51,6 +54,7 @@ class Stager:
         index: What the store holds.
         arena: Host memory for blocks.
         reader: Store -> arena.
+        parking: Stages what parked requests were promised.
         prefetcher: Stages what is going to be asked for.
         fates: What became of what was read.
         writer: Arena -> store.
@@ -119,6 +123,13 @@ class Stager:
             longest_pause_s=settings.refresh_ms / 1000,
         )
         self.catalog.on_refreshed = self.prefetcher.refreshed
+        self.parking = Parking(
+            self.reader,
+            self.arena,
+            self.parked,
+            PARKED_TRIES * settings.read_deadline_ms / 1000,
+            self.catalog.refresh_soon,
+        )
         self._closing = threading.Lock()
         self._is_closed = False
         _close_at_exit(self)
@@ -155,6 +166,7 @@ class Stager:
         self.copies.close(seconds)
         self.writer.close(max(0.0, deadline - monotonic()))
         self.prefetcher.close(_THREADS_S)
+        self.parking.close(_THREADS_S)
         self.catalog.close(_THREADS_S)
         self.reader.close(_THREADS_S)
         self.fates.close(_THREADS_S)

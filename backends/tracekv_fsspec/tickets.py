@@ -43,7 +43,7 @@ class Ticket:
         outstanding: Blocks of any shard that are on their way.
         pieces: What they are read in.
         taken: How many blocks from ``start`` on the caller has the pins of, once the ticket is closed.
-        when_done: Called once nothing is outstanding any more, under the reader's lock: it only takes note.
+        when_done: See ``Reader.when_done``.
     """
 
     def __init__(
