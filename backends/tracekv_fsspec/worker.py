@@ -143,6 +143,8 @@ class Worker(KvCacheConnectorWorker):
             self._unpin = None
         if self._seat.stager is not None:
             self._seat.stager.flush(EXIT_FLUSH_S)
+        elif self._seat.node is not None:
+            self._seat.node.file.close()  # no scheduler came to own it, or this isn't the leader
 
     def _layout_of_tensor(self, tensor: torch.Tensor) -> LayoutView:
         size = tokens_per_block(self._llm_args)
