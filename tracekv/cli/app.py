@@ -15,8 +15,10 @@ from tracekv.cli.demo import demo
 from tracekv.cli.doctor import doctor
 from tracekv.cli.dump import dump
 from tracekv.cli.explain import explain
+from tracekv.cli.export import export
 from tracekv.cli.record import record
 from tracekv.cli.replay import replay
+from tracekv.cli.report import report
 from tracekv.cli.store import store
 from tracekv.cli.test import put_to_the_test
 from tracekv.cli.top import top
@@ -38,7 +40,9 @@ app.command()(agent)
 app.command()(dump)
 app.command()(record)
 app.command()(replay)
+app.command()(report)
 app.command("set")(set_detail)
+app.add_typer(export, name="export")
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
 

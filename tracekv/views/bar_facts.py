@@ -27,14 +27,20 @@ from tracekv.journal.records import (
     TracingReduced,
     Transfer,
 )
+from tracekv.journal.vocabulary import Direction
+from tracekv.views.story import Story
 from tracekv.views.timeline import Bar
 
 #: Requests that are named; of more, how many there are is told too.
 _MOST_REQUESTS = 16
 _QUERY = ("prompt_tokens", "computed_tokens", "offered_tokens", "is_async", "answer", "lora_id")
+_STORY = (
+    "outcome", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "miss_reason", "bounding_layer_group",
+    "steps", "held_ns",
+)  # fmt: skip
 _PARTS = ("queued_ns", "read_ns", "verify_ns", "copy_ns", "stall_ns")
 #: Fields that are shown as they are, by kind of record; absent ones (None) are left out.
-_SHOWN: Mapping[type[Record], tuple[str, ...]] = {
+_SHOWN: Mapping[type[Record | Story], tuple[str, ...]] = {
     QueryCall: _QUERY,
     AllocCall: ("honoured_tokens",),
     BuildCall: ("new_requests", "has_metadata"),
@@ -89,8 +95,12 @@ def bar_facts(bar: Bar, label: Callable[[int], str]) -> dict[str, Any]:
     return facts
 
 
-def _counts(record: Record) -> dict[str, Any]:
+def _counts(record: Record | Story) -> dict[str, Any]:
     match record:
+        case Story():
+            told = {name: getattr(record, name) for name in _STORY}
+            told |= {"loaded_tokens": record.tokens(Direction.LOAD), "saved_tokens": record.tokens(Direction.SAVE)}
+            return {name: _plain(value) for name, value in told.items() if value is not None}
         case Transfer():
             return _pages([record.pages], total=True)
         case AllocCall() | FinishCall():

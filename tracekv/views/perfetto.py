@@ -75,6 +75,8 @@ class _Process:
             if isinstance(record, Transfer) and record.source is not Source.PLANNED:
                 for level in self._rates.add(record):
                     yield from self._level(level)
+        for bar in self._timeline.close():
+            yield from self._bar(bar)
         for level in self._rates.close():
             yield from self._level(level)
         yield from self._in_progress(scan.state())
@@ -88,7 +90,7 @@ class _Process:
             "tid": track,
             "ts": self._us(bar.start_ns),
             "cat": bar.lane.row.name.lower(),
-            "name": bar.name if bar.layer < 0 else f"{bar.name} {bar.layer}",
+            "name": self._name(bar),
             "args": bar_facts(bar, self._label),
         }
         if bar.lane.row is Row.EVENTS:
@@ -98,6 +100,11 @@ class _Process:
         yield event
         for arrow in self._uses.feed(bar, track):
             yield from self._arrow(arrow)
+
+    def _name(self, bar: Bar) -> str:
+        if bar.lane.row is Row.REQUESTS:
+            return f"{bar.name} {self._label(bar.requests[0])}"
+        return bar.name if bar.layer < 0 else f"{bar.name} {bar.layer}"
 
     def _arrow(self, arrow: Arrow) -> Iterator[Event]:
         self._arrows += 1

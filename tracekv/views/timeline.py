@@ -38,6 +38,8 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Callback, Direction, Side, Source
 from tracekv.views.facts import UNKNOWN_GROUP, Facts, callback_name
+from tracekv.views.stories import KINDS, Stories
+from tracekv.views.story import Story
 
 
 class Row(IntEnum):
@@ -107,7 +109,7 @@ class Bar(msgspec.Struct, gc=False):
         step: The pass it belongs to, 0 for none.
         layer: Of a per-layer hook, else -1.
         error: Class name of what went wrong, or None.
-        record: What it was made from; of a per-layer hook all hooks of its pass.
+        record: What it was made from; of a per-layer hook all hooks of its pass, of a request its story.
     """
 
     lane: Lane
@@ -118,18 +120,19 @@ class Bar(msgspec.Struct, gc=False):
     step: int
     layer: int
     error: str | None
-    record: Record
+    record: Record | Story
 
 
 class Timeline:
-    """Consumes the records of one journal and gives the bars that each of them ends. Keeps the pass in progress, nothing else.
+    """Consumes the records of one journal and gives the bars that each of them ends. Keeps the pass in progress and open requests.
 
     Attributes:
         facts: The process.
     """
 
-    def __init__(self) -> None:
-        self.facts = Facts()
+    def __init__(self, facts: Facts | None = None) -> None:
+        self.facts = facts or Facts()
+        self._stories = Stories()
         self._pass_step = -1
         self._pass_start_ns = 0
         self._names: dict[int, tuple[Lane, str]] = {}
@@ -138,6 +141,17 @@ class Timeline:
     def feed(self, record: Record) -> list[Bar]:
         """Take one record."""
         self.facts.observe(record)
+        bars = self._bars(record)
+        # Only the process with the scheduler knows of requests; others move their part of them.
+        if self.facts.has_scheduler and isinstance(record, KINDS):
+            bars += [_request(story) for story in self._stories.feed(record)]
+        return bars
+
+    def close(self) -> list[Bar]:
+        """No more records come: the requests that are still open."""
+        return [_request(story) for story in self._stories.close()]
+
+    def _bars(self, record: Record) -> list[Bar]:
         match record:
             case LayerHooks():
                 return self.hooks(record)
@@ -234,6 +248,21 @@ def _bar(
 ) -> Bar:
     # An end before the start (records of a torn journal) is a moment.
     return Bar(lane, name, start_ns, max(start_ns, end_ns), requests, step, -1, error, record)
+
+
+def _request(story: Story) -> Bar:
+    lane = Lane(Row.REQUESTS)
+    return Bar(
+        lane,
+        "request",
+        story.started_ns,
+        max(story.started_ns, story.ended_ns),
+        (story.request_id,),
+        0,
+        -1,
+        None,
+        story,
+    )
 
 
 def _store(record: StoreOperation) -> Bar:

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.views.sample_run import EPOCH, the_run
+from tracekv.journal.directory import SUFFIX
+from tracekv.journal.process import describe_self
+from tracekv.journal.records import ProcessStarted, Record
+from tracekv.journal.ring import RingJournal
+
+#: Writes the records of one process into a ring file below a folder; answers the folder.
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_one(records: Iterable[Record], name: str = "journals", *, process: str = "one") -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        facts = msgspec.structs.replace(describe_self(), monotonic_ns=0, wall_ns=EPOCH, host="node-1", pid=4711)
+        ring = RingJournal.create(folder / f"{process}{SUFFIX}", 1 << 20, facts)
+        for record in records:
+            if not isinstance(record, ProcessStarted):
+                ring.write(record)
+        ring.close()
+        return folder
+
+    return write_one
+
+
+@pytest.fixture
+def journals(write: Write) -> Path:
+    """A folder with the sample run."""
+    return write(the_run())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRACEKV_JOURNAL_DIR", str(tmp_path / "nowhere"))

@@ -1,0 +1,88 @@
+"""``tracekv report``: a run as one HTML file that anybody can open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tracekv import settings as settings_module
+from tracekv.agent.paths import NoJournals
+from tracekv.cli._explaining import Teller
+from tracekv.cli._judging import find_all, is_of_run
+from tracekv.cli._opening import progress_bar, scanned
+from tracekv.cli._output import CannotWrite, output_file
+from tracekv.journal.scan import Scan
+from tracekv.rules.showing import as_data
+from tracekv.settings import SettingsError
+from tracekv.views.html import page
+from tracekv.views.report_data import ReportData
+from tracekv.views.runs import Run
+
+#: Files of the page, in their order.
+SCRIPTS = ("ui.js", "timeline.js", "report.js")
+#: Findings that are shown, and records that prove each.
+_MOST_FINDINGS, _MOST_EVIDENCE = 200, 3
+
+
+def report(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write; - for standard output.")],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="PATH...", help="Journals, archives, or directories. [default: TRACEKV_JOURNAL_DIR]"),
+    ] = None,
+    requests: Annotated[
+        list[str] | None,
+        typer.Option("--request", metavar="ID", help="Narrow timeline and requests to this one; may be repeated."),
+    ] = None,
+    rules: Annotated[bool, typer.Option(help="Judge the run by the rules of the contract.")] = True,
+) -> None:
+    """Write a report: summary, timeline, requests with their waterfalls, stalls and misses, broken rules, settings.
+
+    The file holds everything that it shows and loads nothing.
+    """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        hashed = settings_module.load().hash_request_ids
+        with scanned(paths or []) as scan:
+            teller = Teller(scan, hashed=hashed, trace_url="")
+            chosen = _chosen(teller, requests or [])
+            parts = ReportData(scan, hashed=hashed, chosen=chosen)
+            findings, more = _findings(scan, parts.runs, hashed=hashed) if rules else (None, 0)
+            with progress_bar("reporting") as tell:
+                data = parts.build(findings, tell)
+            data["more_findings"] = more
+            with output_file(output) as file:
+                file.write(page("tracekv report", SCRIPTS, data))
+            for note in teller.notes:
+                errors.print(note, markup=False)
+    except (NoJournals, SettingsError, CannotWrite) as error:
+        errors.print(str(error), markup=False)
+        raise typer.Exit(1) from None
+
+
+def _chosen(teller: Teller, requests: Sequence[str]) -> list[tuple[Run, int]]:
+    runs = teller.runs(None) if requests else []
+    found = [teller.find(request, runs) for request in requests]
+    return [(each.run, each.request_id) for each in found if each.request_id is not None]
+
+
+def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[dict[str, Any]], int]:
+    with progress_bar("rules") as tell:
+        checker = find_all(scan.processes, progress=lambda done: tell(done, scan.records))
+    shown = []
+    for found in checker.findings[:_MOST_FINDINGS]:
+        data = as_data(found)
+        # What proves a finding names requests in many places: without it, it still says what happened.
+        data["evidence"] = [] if hashed else data["evidence"][:_MOST_EVIDENCE]
+        number = next((at for at, run in enumerate(runs) if is_of_run(found, run)), None)
+        if found.request is not None and number is not None:
+            data["key"] = f"{number}:{found.request}"
+            data["request"] = runs[number].request_label(found.request, hashed=hashed)
+        elif hashed:
+            data["request"] = None
+        shown.append(data)
+    return shown, sum(checker.counts.values()) - len(shown)

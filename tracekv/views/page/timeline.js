@@ -1,0 +1,466 @@
+// The timeline: a canvas that draws what is in sight. Wheel with Ctrl, pinch, drag, buttons and keys move it.
+"use strict";
+
+const TRACK = 13, SPARSE = 7, TINY = 4, HEAD = 24, AXIS = 26, GAP = 5, NARROW = 620, LABEL = 178;
+// A bar, as it comes: [track, start, length, number of its name, how many it stands for, requests, facts].
+const [PLACE, START, LENGTH, NAME, MANY, REQUESTS, FACTS] = [0, 1, 2, 3, 4, 5, 6];
+
+class Timeline {
+  constructor(picture, { onselect, describe }) {
+    this.picture = picture;
+    this.onselect = onselect;
+    this.describe = describe;
+    this.filter = null;
+    this.chosen = null;
+    this.pointers = new Map();
+    this.canvas = make("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-label": "Timeline of callbacks, layer hooks and transfers. Arrow keys move, plus and minus zoom, n and p step through bars.",
+    });
+    this.space = make("div", { style: { position: "relative" } });
+    this.space.append(this.canvas);
+    this.element = make("div", { class: "timeline" }, this.space);
+    this.tip = make("div", { class: "tip gone" });
+    document.body.append(this.tip);
+    this.rows = this.layOut();
+    this.fit();
+    this.listen();
+    new ResizeObserver(() => this.resize()).observe(this.element);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
+  }
+
+  // -- where things stand ----------------------------------------------------------------------------------------------
+
+  layOut() {
+    const rows = [];
+    for (const process of this.picture.processes) {
+      rows.push({ process, height: HEAD });
+      for (const lane of process.lanes) {
+        const size = lane.tracks > 24 ? TINY : lane.tracks > 6 ? SPARSE : TRACK;
+        const longest = lane.bars.reduce((most, bar) => Math.max(most, bar[LENGTH]), 0);
+        rows.push({ process, lane, size, longest, height: lane.tracks * size + GAP });
+      }
+    }
+    return rows;
+  }
+
+  place() {
+    this.isNarrow = this.width < NARROW;
+    this.left = this.isNarrow ? 6 : LABEL;
+    let top = AXIS;
+    for (const row of this.rows) {
+      row.top = top;
+      row.head = row.lane && this.isNarrow ? 14 : 0;
+      top += row.height + row.head;
+    }
+    this.bottom = top + 6;
+  }
+
+  resize() {
+    const width = this.element.clientWidth;
+    if (!width) return;
+    const scale = devicePixelRatio || 1;
+    this.width = width;
+    this.place();
+    this.element.style.height = `${this.bottom + 2}px`;
+    const height = this.element.clientHeight;
+    if (width === this.drawnWidth && height === this.height) return;
+    this.drawnWidth = width;
+    this.height = height;
+    this.canvas.width = Math.round(width * scale);
+    this.canvas.height = Math.round(height * scale);
+    this.canvas.style.height = `${height}px`;
+    this.space.style.height = `${this.bottom}px`;
+    this.paint();
+  }
+
+  // -- what is in sight ------------------------------------------------------------------------------------------------
+
+  look(begin, end) {
+    const { begin: first, end: last } = this.picture;
+    const whole = Math.max(1, last - first) * 1.04;
+    const span = Math.min(whole, Math.max(20, end - begin));
+    const edge = whole * 0.02;
+    this.begin = Math.max(first - edge, Math.min(begin, last + edge - span));
+    this.end = this.begin + span;
+    this.paint();
+    this.onlook?.(this.begin, this.end);
+  }
+
+  fit() {
+    this.look(this.picture.begin - 1e18, this.picture.begin - 1e18 + 1e19);
+  }
+
+  zoom(factor, at = (this.begin + this.end) / 2) {
+    this.look(at - (at - this.begin) * factor, at + (this.end - at) * factor);
+  }
+
+  move(part) {
+    const step = (this.end - this.begin) * part;
+    this.look(this.begin + step, this.end + step);
+  }
+
+  x(at) {
+    return this.left + ((at - this.begin) / (this.end - this.begin)) * (this.width - this.left);
+  }
+
+  time(x) {
+    return this.begin + ((x - this.left) / (this.width - this.left)) * (this.end - this.begin);
+  }
+
+  // The bars of a lane that may be in sight: they lie in the order of their starts.
+  *inSight(row) {
+    const bars = row.lane.bars;
+    let low = 0, high = bars.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (bars[middle][START] < this.begin - row.longest) low = middle + 1;
+      else high = middle;
+    }
+    for (let at = low; at < bars.length && bars[at][START] <= this.end; at++)
+      if (bars[at][START] + bars[at][LENGTH] >= this.begin) yield bars[at];
+  }
+
+  // Whether a bar is of the requests that are filtered by; null where it names none (a pass, a layer hook).
+  concerns(bar) {
+    if (!bar[REQUESTS].length) return null;
+    return bar[REQUESTS].some((key) => this.filter.has(key) || key === "+");
+  }
+
+  setFilter(keys) {
+    this.filter = keys;
+    if (keys) {
+      let first = Infinity, last = -Infinity;
+      for (const row of this.rows)
+        for (const bar of row.lane?.bars ?? [])
+          if (bar[REQUESTS].some((key) => keys.has(key))) {
+            first = Math.min(first, bar[START]);
+            last = Math.max(last, bar[START] + bar[LENGTH]);
+          }
+      if (first < last) this.look(first - (last - first) * 0.05, last + (last - first) * 0.05);
+    }
+    this.paint();
+  }
+
+  // -- drawing ---------------------------------------------------------------------------------------------------------
+
+  paint() {
+    if (this.due || !this.width) return;
+    this.due = requestAnimationFrame(() => {
+      this.due = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const context = this.canvas.getContext("2d");
+    const scale = devicePixelRatio || 1;
+    const tints = {};
+    const tint = (name) => (tints[name] ??= colour(name));
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    context.fillStyle = tint("card");
+    context.fillRect(0, 0, this.width, this.height);
+    context.font = "11.5px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    const scroll = this.element.scrollTop;
+    this.grid(context, tint);
+    for (const row of this.rows) {
+      const top = row.top - scroll;
+      if (top + row.height + row.head < AXIS || top > this.height) continue;
+      if (row.lane) this.lane(context, tint, row, top);
+      else {
+        context.fillStyle = tint("soft");
+        context.fillRect(0, top, this.width, HEAD - 4);
+        context.fillStyle = tint("text");
+        context.font = "600 12px system-ui, sans-serif";
+        context.fillText(row.process.name, 8, top + HEAD / 2 - 2);
+        context.font = "11.5px system-ui, sans-serif";
+      }
+    }
+    this.axis(context, tint);
+  }
+
+  step() {
+    const most = Math.max(2, (this.width - this.left) / 110);
+    const raw = (this.end - this.begin) / most;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    return [1, 2, 5, 10].map((times) => times * power).find((each) => each >= raw);
+  }
+
+  *ticks() {
+    const step = Math.max(1, this.step());
+    for (let at = Math.ceil(this.begin / step) * step; at <= this.end; at += step) yield at;
+  }
+
+  grid(context, tint) {
+    context.fillStyle = tint("line");
+    for (const at of this.ticks()) context.fillRect(Math.round(this.x(at)), AXIS, 1, this.height);
+  }
+
+  axis(context, tint) {
+    context.fillStyle = tint("card");
+    context.fillRect(0, 0, this.width, AXIS - 3);
+    context.fillStyle = tint("line");
+    context.fillRect(0, AXIS - 4, this.width, 1);
+    context.fillStyle = tint("muted");
+    for (const at of this.ticks()) {
+      const text = this.tick(at);
+      const x = this.x(at);
+      if (x + context.measureText(text).width < this.width) context.fillText(text, Math.max(2, x + 3), AXIS / 2 - 2);
+    }
+    if (!this.isNarrow) {
+      context.fillStyle = tint("card");
+      context.fillRect(0, 0, this.left - 1, AXIS - 4);
+      context.fillStyle = tint("muted");
+      context.fillText("time since the start", 8, AXIS / 2 - 2);
+    }
+  }
+
+  // As many digits as tell one tick from the next.
+  tick(at) {
+    const step = this.step();
+    const [unit, size] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]].find(([, each]) => step >= each * 0.1) ?? ["ns", 1];
+    const shown = Math.max(0, -Math.floor(Math.log10(step / size)));
+    return `${(at / size).toLocaleString("en-US", { minimumFractionDigits: shown, maximumFractionDigits: shown })} ${unit}`;
+  }
+
+  lane(context, tint, row, top) {
+    const own = tint(row.lane.row);
+    const bad = tint("bad");
+    const edges = new Array(row.lane.tracks).fill(-1);
+    const isMoments = row.lane.row === "events";
+    for (const bar of this.inSight(row)) {
+      const begins = this.x(bar[START]);
+      const ends = this.x(bar[START] + bar[LENGTH]);
+      const error = bar[FACTS].error !== undefined;
+      const from = Math.max(this.left, Math.round(begins * 2) / 2);
+      const size = Math.max(isMoments ? 3 : 1.5, Math.min(ends, this.width) - from);
+      const isChosen = this.chosen && this.chosen.bar === bar;
+      const fits = this.filter ? this.concerns(bar) : true;
+      // What lies within the same pixel is drawn once.
+      if (from + size <= edges[bar[PLACE]] + 0.6 && !error && !isChosen && !(this.filter && fits)) continue;
+      edges[bar[PLACE]] = from + size;
+      const y = top + row.head + bar[PLACE] * row.size;
+      const tall = row.size - 2;
+      context.globalAlpha = fits === false ? 0.13 : fits === null ? 0.45 : 1;
+      context.fillStyle = own;
+      context.fillRect(from, y, size, tall);
+      if (bar[MANY] > 1 && size > 3) this.hatch(context, tint, from, y, size, tall);
+      if (error) {
+        context.fillStyle = bad;
+        context.fillRect(from, y + tall - 3, Math.max(3, size), 3);
+      }
+      if (size > 46 && row.size === TRACK && fits !== false) this.write(context, tint, row, bar, from, y, size, tall);
+      context.globalAlpha = 1;
+      if (isChosen) {
+        context.strokeStyle = tint("text");
+        context.lineWidth = 2;
+        context.strokeRect(from - 1, y - 1, size + 2, tall + 2);
+      }
+    }
+    this.label(context, tint, row, top);
+  }
+
+  label(context, tint, row, top) {
+    if (this.isNarrow) {
+      context.fillStyle = tint("muted");
+      context.fillText(row.lane.label, 8, top + 7);
+      return;
+    }
+    context.fillStyle = tint("card");
+    context.fillRect(0, top, this.left - 1, row.height);
+    context.fillStyle = tint("line");
+    context.fillRect(this.left - 1, top, 1, row.height);
+    context.fillStyle = tint(row.lane.row);
+    context.fillRect(8, top, 4, row.height - GAP - 1);
+    context.fillStyle = tint("text");
+    context.fillText(row.lane.label, 18, top + Math.min(row.height - GAP, 40) / 2, this.left - 24);
+  }
+
+  hatch(context, tint, x, y, width, height) {
+    context.save();
+    context.beginPath();
+    context.rect(x, y, width, height);
+    context.clip();
+    context.strokeStyle = tint("card");
+    context.globalAlpha = 0.5;
+    context.lineWidth = 1;
+    context.beginPath();
+    for (let at = x - height - ((x - height) % 6); at < x + width; at += 6) {
+      context.moveTo(at, y + height);
+      context.lineTo(at + height, y);
+    }
+    context.stroke();
+    context.restore();
+  }
+
+  write(context, tint, row, bar, x, y, width, height) {
+    const name = row.process.names[bar[NAME]];
+    const text = bar[MANY] > 1 ? `${count(bar[MANY])} × ${name}` : name;
+    if (context.measureText(text).width > width - 6) return;
+    context.fillStyle = tint("card");
+    if (bar[MANY] > 1) {
+      context.fillStyle = tint(row.lane.row);
+      context.fillRect(x + 2, y, context.measureText(text).width + 4, height);
+      context.fillStyle = tint("card");
+    }
+    context.font = "10.5px system-ui, sans-serif";
+    context.fillText(text, x + 4, y + height / 2 + 0.5);
+    context.font = "11.5px system-ui, sans-serif";
+  }
+
+  // -- pointing --------------------------------------------------------------------------------------------------------
+
+  rowAt(y) {
+    const at = y + this.element.scrollTop;
+    return this.rows.find((row) => row.lane && at >= row.top && at < row.top + row.height + row.head);
+  }
+
+  barAt(x, y, reach = 3) {
+    const row = y > AXIS && x >= this.left - reach ? this.rowAt(y) : null;
+    if (!row) return null;
+    const track = Math.floor((y + this.element.scrollTop - row.top - row.head) / row.size);
+    let best = null, distance = reach + 1;
+    for (const bar of this.inSight(row)) {
+      if (bar[PLACE] !== track) continue;
+      const off = Math.max(0, this.x(bar[START]) - x, x - this.x(bar[START] + bar[LENGTH]));
+      if (off < distance || (off === distance && best && bar[LENGTH] < best[LENGTH])) [best, distance] = [bar, off];
+    }
+    return best && { row, bar: best };
+  }
+
+  choose(found) {
+    this.chosen = found;
+    this.paint();
+    this.onselect(found);
+  }
+
+  listen() {
+    const { canvas } = this;
+    const at = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      this.pointers.set(event.pointerId, at(event));
+      this.dragged = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const before = this.pointers.get(event.pointerId);
+      const now = at(event);
+      if (!before) return this.hover(event, now);
+      if (this.pointers.size === 1) {
+        this.dragged += Math.abs(now[0] - before[0]);
+        if (this.dragged > 4) {
+          canvas.setPointerCapture(event.pointerId);
+          canvas.classList.add("dragging");
+          this.move((before[0] - now[0]) / (this.width - this.left));
+        }
+      } else {
+        const [other] = [...this.pointers].find(([id]) => id !== event.pointerId)[1];
+        const factor = Math.abs(before[0] - other) / Math.max(8, Math.abs(now[0] - other));
+        this.dragged += 9;
+        this.zoom(Math.min(2, Math.max(0.5, factor)), this.time(other));
+      }
+      this.pointers.set(event.pointerId, now);
+      this.hide();
+    });
+    const release = (event) => {
+      const isClick = this.pointers.has(event.pointerId) && event.type === "pointerup" && this.dragged <= 4;
+      this.pointers.delete(event.pointerId);
+      canvas.classList.remove("dragging");
+      if (isClick) this.choose(this.barAt(...at(event), event.pointerType === "touch" ? 10 : 3));
+    };
+    for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, release);
+    canvas.addEventListener("pointerleave", () => this.hide());
+    canvas.addEventListener("dblclick", (event) => this.zoom(0.4, this.time(at(event)[0])));
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        // The wheel alone scrolls lanes and page, as everywhere.
+        if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 120), this.time(at(event)[0]));
+        else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.move((event.deltaX || event.deltaY) / 900);
+        else return;
+        event.preventDefault();
+      },
+      { passive: false },
+    );
+    canvas.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || !this.key(event.key)) return;
+      event.preventDefault();
+    });
+    this.element.addEventListener("scroll", () => this.paint());
+  }
+
+  key(key) {
+    switch (key) {
+      case "ArrowLeft": this.move(-0.15); return true;
+      case "ArrowRight": this.move(0.15); return true;
+      case "+": case "=": this.zoom(0.6); return true;
+      case "-": this.zoom(1 / 0.6); return true;
+      case "0": case "Home": this.fit(); return true;
+      case "n": this.walk(1); return true;
+      case "p": this.walk(-1); return true;
+      case "ArrowDown": this.change(1); return true;
+      case "ArrowUp": this.change(-1); return true;
+      case "Enter": this.closeUp(); return true;
+      case "Escape": this.choose(null); return true;
+    }
+    return false;
+  }
+
+  lanes() {
+    return this.rows.filter((row) => row.lane && row.lane.bars.length);
+  }
+
+  // The next bar of the chosen lane that the filter lets through.
+  walk(step) {
+    const row = this.chosen?.row ?? this.lanes()[0];
+    const bars = row.lane.bars;
+    let at = this.chosen ? bars.indexOf(this.chosen.bar) + step : bars.findIndex((bar) => bar[START] + bar[LENGTH] >= this.begin);
+    while (bars[at] && this.filter && this.concerns(bars[at]) === false) at += step;
+    if (bars[at]) this.show(row, bars[at]);
+  }
+
+  change(step) {
+    const lanes = this.lanes();
+    const now = this.chosen ? lanes.indexOf(this.chosen.row) : -1;
+    const row = lanes[Math.max(0, Math.min(lanes.length - 1, now + step))];
+    const middle = this.chosen ? this.chosen.bar[START] : (this.begin + this.end) / 2;
+    const near = row.lane.bars.reduce((best, bar) => (Math.abs(bar[START] - middle) < Math.abs(best[START] - middle) ? bar : best));
+    this.show(row, near);
+  }
+
+  show(row, bar) {
+    const [begins, ends] = [bar[START], bar[START] + bar[LENGTH]];
+    if (begins < this.begin || ends > this.end) {
+      const half = Math.max((this.end - this.begin) / 2, bar[LENGTH] * 0.7);
+      this.look((begins + ends) / 2 - half, (begins + ends) / 2 + half);
+    }
+    const view = this.element;
+    if (row.top < view.scrollTop + AXIS) view.scrollTop = row.top - AXIS;
+    else if (row.top + row.height + row.head > view.scrollTop + this.height) view.scrollTop = row.top + row.height + row.head - this.height;
+    this.choose({ row, bar });
+  }
+
+  closeUp() {
+    const bar = this.chosen?.bar;
+    if (bar) this.look(bar[START] - bar[LENGTH] * 0.3 - 10, bar[START] + bar[LENGTH] * 1.3 + 10);
+  }
+
+  hover(event, [x, y]) {
+    const found = event.pointerType === "touch" ? null : this.barAt(x, y);
+    this.canvas.style.cursor = found ? "pointer" : "";
+    if (!found) return this.hide();
+    this.tip.textContent = this.describe(found);
+    this.tip.classList.remove("gone");
+    const box = this.tip.getBoundingClientRect();
+    this.tip.style.left = `${Math.max(4, Math.min(innerWidth - box.width - 4, event.clientX + 12))}px`;
+    this.tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+  }
+
+  hide() {
+    this.tip.classList.add("gone");
+  }
+}

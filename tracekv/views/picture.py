@@ -1,0 +1,175 @@
+"""Bars that fit on a screen: each as it is while they are few, neighbours as one that says how many when they are not.
+
+A viewer draws some ten thousand bars smoothly. Beyond that, bars that are shorter than a width and begin in the same stretch of that
+width on a lane become one; the width grows until few enough are left. No bar is dropped, and none that is longer is touched, so what
+is drawn is what happened, at a resolution that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tracekv.views.timeline import Bar, Lane
+
+#: Drawn smoothly.
+MOST_BARS = 20_000
+#: Requests that a bar of many names; of more it says that there are more.
+_MOST_REQUESTS = 12
+_FIRST_WIDTH_NS = 1 << 12
+_WIDER = 2
+
+
+class Many(msgspec.Struct):
+    """Neighbouring bars of a lane, as one.
+
+    Attributes:
+        busy_ns: Their lengths together.
+        names: How many have which name.
+        requests: Some of their requests; ``has_more`` where there are others.
+        errors: How many went wrong.
+    """
+
+    first_ns: int
+    last_ns: int
+    count: int = 0
+    busy_ns: int = 0
+    longest_ns: int = 0
+    names: dict[str, int] = {}
+    requests: dict[int, None] = {}
+    has_more: bool = False
+    errors: int = 0
+
+    def add(self, bar: Bar) -> None:
+        """Take one more."""
+        self.block(bar.start_ns, bar.end_ns, 1, bar.end_ns - bar.start_ns, bar.end_ns - bar.start_ns, bar.name)
+        self.errors += bar.error is not None
+        self._concern(bar.requests)
+
+    def block(self, first_ns: int, last_ns: int, count: int, busy_ns: int, longest_ns: int, name: str) -> None:
+        """Take several of one name."""
+        self.first_ns, self.last_ns = min(self.first_ns, first_ns), max(self.last_ns, last_ns)
+        self.count += count
+        self.busy_ns += busy_ns
+        self.longest_ns = max(self.longest_ns, longest_ns)
+        self.names[name] = self.names.get(name, 0) + count
+
+    def merge(self, other: Many) -> None:
+        """Take all of another."""
+        self.first_ns, self.last_ns = min(self.first_ns, other.first_ns), max(self.last_ns, other.last_ns)
+        self.count += other.count
+        self.busy_ns += other.busy_ns
+        self.longest_ns = max(self.longest_ns, other.longest_ns)
+        self.errors += other.errors
+        self.has_more |= other.has_more
+        for name, count in other.names.items():
+            self.names[name] = self.names.get(name, 0) + count
+        self._concern(other.requests)
+
+    def _concern(self, requests: tuple[int, ...] | dict[int, None]) -> None:
+        for request in requests:
+            if request not in self.requests:
+                if len(self.requests) >= _MOST_REQUESTS:
+                    self.has_more = True
+                    return
+                self.requests[request] = None
+
+
+class Picture:
+    """Takes bars of one process, in any order, and keeps at most ``most`` of them, whole or as :class:`Many`.
+
+    Attributes:
+        width_ns: Bars shorter than this may be drawn as one with their neighbours; 0 while each is as it is.
+        bars: How many were taken.
+    """
+
+    def __init__(self, most: int = MOST_BARS) -> None:
+        self.width_ns = 0
+        self.bars = 0
+        self._most = most
+        self._whole: dict[Lane, list[Bar]] = {}
+        self._many: dict[Lane, dict[int, Bar | Many]] = {}
+        self._kept = 0
+
+    def add(self, bar: Bar) -> None:
+        """Take a bar."""
+        self.bars += 1
+        if bar.end_ns - bar.start_ns >= self.width_ns:
+            self._keep(bar)
+        else:
+            self._put(bar)
+        while self._kept > self._most:
+            self._widen()
+
+    def add_block(
+        self, lane: Lane, first_ns: int, last_ns: int, count: int, busy_ns: int, longest_ns: int, name: str
+    ) -> None:
+        """Take several short bars at once, which all lie within one width."""
+        self.bars += count
+        block = Many(first_ns, last_ns)
+        block.block(first_ns, last_ns, count, busy_ns, longest_ns, name)
+        self._join(lane, block)
+        while self._kept > self._most:
+            self._widen()
+
+    def kept(self) -> Iterator[tuple[Lane, list[Bar | Many]]]:
+        """The lanes as they stand, each with what lies on it in the order of time."""
+        for lane in sorted(self._whole.keys() | self._many.keys()):
+            found: list[Bar | Many] = [*self._whole.get(lane, []), *self._many.get(lane, {}).values()]
+            yield lane, sorted(found, key=_start)
+
+    def _keep(self, bar: Bar) -> None:
+        self._whole.setdefault(bar.lane, []).append(bar)
+        self._kept += 1
+
+    def _put(self, bar: Bar) -> None:
+        bins = self._many.setdefault(bar.lane, {})
+        place = bar.start_ns // self.width_ns
+        known = bins.get(place)
+        if known is None:
+            bins[place] = bar
+            self._kept += 1
+        else:
+            bins[place] = self._of(known)
+            self._of(bins[place]).add(bar)
+
+    def _join(self, lane: Lane, many: Many) -> None:
+        bins = self._many.setdefault(lane, {})
+        place = many.first_ns // self.width_ns
+        known = bins.get(place)
+        if known is None:
+            bins[place] = many
+            self._kept += 1
+        else:
+            bins[place] = joined = self._of(known)
+            joined.merge(many)
+
+    def _of(self, known: Bar | Many) -> Many:
+        if isinstance(known, Many):
+            return known
+        many = Many(known.start_ns, known.end_ns)
+        many.add(known)
+        return many
+
+    def _widen(self) -> None:
+        self.width_ns = self.width_ns * _WIDER or _FIRST_WIDTH_NS
+        whole, self._whole = self._whole, {}
+        many, self._many = self._many, {}
+        self._kept = 0
+        for bars in whole.values():
+            for bar in bars:
+                if bar.end_ns - bar.start_ns >= self.width_ns:
+                    self._keep(bar)
+                else:
+                    self._put(bar)
+        for lane, bins in many.items():
+            for each in bins.values():
+                if isinstance(each, Many):
+                    self._join(lane, each)
+                else:
+                    self._put(each)
+
+
+def _start(each: Bar | Many) -> int:
+    return each.first_ns if isinstance(each, Many) else each.start_ns

@@ -1,0 +1,450 @@
+"""What a report shows, as one plain object: numbers, words and bars, ready to be embedded as JSON.
+
+Numbers come from :class:`Summary`, requests from :mod:`requests` and :mod:`explain`, bars from :class:`Timeline`: a report counts
+nothing itself. Times in it are nanoseconds from the first process's start.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tracekv._version import __version__
+from tracekv.journal.parallel import in_processes
+from tracekv.journal.records import (
+    CallCounts,
+    ConnectorWrapped,
+    Record,
+    RegisterCall,
+    SettingsSeen,
+    TracerFault,
+    TracingReduced,
+    WatchReport,
+)
+from tracekv.journal.scan import Scan
+from tracekv.journal.vocabulary import Direction
+from tracekv.views.bar_facts import bar_facts
+from tracekv.views.clock import unix_offsets
+from tracekv.views.explain import Explanation, explain
+from tracekv.views.picture import MOST_BARS, Many, Picture
+from tracekv.views.registry import registry
+from tracekv.views.requests import RequestRow, rows_of
+from tracekv.views.runs import Run, Segment, runs_of
+from tracekv.views.summary import GroupSummary, Summary, SummaryView
+from tracekv.views.timeline import Row, Timeline
+from tracekv.views.tracks import Tracks
+from tracekv.views.verdict import verdict
+
+#: Requests that are listed; and of these, those whose time is explained and whose bars are drawn one by one.
+MOST_LISTED = 500
+MOST_EXPLAINED = 100
+#: Records that explaining may pass over, in all: what an answer of seconds allows.
+_MOST_PASSED = 4_000_000
+_FORK_FROM = 50_000
+_EXPLAINS_A_PROCESS = (
+    ConnectorWrapped,
+    RegisterCall,
+    SettingsSeen,
+    TracerFault,
+    TracingReduced,
+    WatchReport,
+    CallCounts,
+)
+
+Data = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """What one process's part of a run comes to."""
+
+    summary: Summary
+    timeline: Data
+
+
+class ReportData:
+    """Collects the parts of a report.
+
+    Args:
+        scan: The journals.
+        hashed: Name requests by their digests.
+        chosen: Requests that the timeline is narrowed to, ``(run, request id)``; empty for all.
+        most_bars: Bars of the timeline.
+    """
+
+    def __init__(
+        self, scan: Scan, *, hashed: bool = False, chosen: Sequence[tuple[Run, int]] = (), most_bars: int = MOST_BARS
+    ) -> None:
+        self.scan = scan
+        self.runs = runs_of(scan.processes)
+        self._hashed = hashed
+        self._chosen = [(run.key, request_id) for run, request_id in chosen]
+        self._most_bars = most_bars
+        self._segments = [(run, segment) for run in self.runs for segment in run.segments]
+        offsets = unix_offsets(process.facts for process in scan.processes)
+        self._offsets = dict(zip((process.facts.process_id for process in scan.processes), offsets, strict=True))
+        self.zero_ns = min(
+            (process.facts.monotonic_ns + offset for process, offset in zip(scan.processes, offsets, strict=True)),
+            default=0,
+        )
+
+    def build(self, findings: Sequence[Data] | None, progress: Callable[[int, int], object] | None = None) -> Data:
+        """Everything.
+
+        Args:
+            findings: What the rules found, None where they weren't run.
+            progress: Called now and then with what is done and what there is to do.
+        """
+        tell = progress or _untold
+        tell(0, 3)
+        rows = self._map(
+            [functools.partial(rows_of, run) for run in self.runs],
+            [sum(s.process.records for s in r.segments) for r in self.runs],
+        )
+        tell(1, 3)
+        listed = self._listed(rows)
+        explained = {key: told for key in self._worth_explaining(listed) if (told := self._explain(*key)) is not None}
+        tell(2, 3)
+        window = self._window(explained)
+        parts = self._map(
+            [functools.partial(self._part, run, segment, window) for run, segment in self._segments],
+            [segment.last - segment.first for _, segment in self._segments],
+        )
+        tell(3, 3)
+        summary = Summary()
+        for part in parts:
+            summary.merge(part.summary)
+        summary.lost_records = self.scan.lost
+        return {
+            "kind": "report",
+            "version": __version__,
+            "start_unix_ns": str(self.zero_ns),
+            "summary": summary_data(summary),
+            "requests": {
+                "total": sum(len(each) for each in rows),
+                "rows": [self._row(key, row, explained.get(key)) for key, row in listed],
+            },
+            "timeline": self._timeline(parts, window),
+            "findings": findings,
+            "processes": [self._process(run, segment) for run, segment in self._segments],
+            "runs": [run.label for run in self.runs],
+            "notes": self._notes(),
+        }
+
+    def _map(self, tasks: Sequence[Callable[[], Any]], weights: Sequence[int]) -> list[Any]:
+        workers = len(os.sched_getaffinity(0)) if sum(weights) >= _FORK_FROM else 1
+        return in_processes(tasks, weights, workers=workers)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _listed(self, rows: Sequence[Sequence[RequestRow]]) -> list[tuple[tuple[int, int], RequestRow]]:
+        """The chosen ones; without a choice those that waited longest for their KV, and those that missed most."""
+        found = [((at, row.request_id), row) for at, of_run in enumerate(rows) for row in of_run]
+        if self._chosen:
+            return [each for each in found if (self.runs[each[0][0]].key, each[0][1]) in self._chosen]
+        if len(found) <= MOST_LISTED:
+            return found
+        slow = sorted(found, key=lambda each: -each[1].kv_ns)[: MOST_LISTED // 2]
+        missed = sorted(found, key=lambda each: -each[1].missed_tokens)[: MOST_LISTED // 2]
+        keys = {key for key, _ in (*slow, *missed)}
+        return [each for each in found if each[0] in keys]
+
+    def _worth_explaining(self, listed: Sequence[tuple[tuple[int, int], RequestRow]]) -> list[tuple[int, int]]:
+        passed, keys = 0, list[tuple[int, int]]()
+        for key, _ in sorted(listed, key=lambda each: -each[1].kv_ns)[:MOST_EXPLAINED]:
+            passed += sum(segment.last - segment.first for segment in self.runs[key[0]].segments)
+            if keys and passed > _MOST_PASSED:
+                break
+            keys.append(key)
+        return keys
+
+    def _explain(self, run: int, request_id: int) -> Explanation | None:
+        return explain(self.runs[run], request_id, hashed=self._hashed)
+
+    def _row(self, key: tuple[int, int], row: RequestRow, told: Explanation | None) -> Data:
+        run = self.runs[key[0]]
+        data: Data = {
+            "key": f"{key[0]}:{key[1]}",
+            "label": run.request_label(row.request_id, hashed=self._hashed),
+            "run": key[0],
+            "start": row.first_ns + self._offset(run.leader) - self.zero_ns,
+            "prompt": row.prompt_tokens,
+            "computed": row.computed_tokens,
+            "offered": row.offered_tokens,
+            "honoured": row.honoured_tokens,
+            "missed": row.missed_tokens,
+            "reason": row.miss_reason and row.miss_reason.value,
+            "bytes": row.loaded_bytes,
+            "kv_ns": row.kv_ns,
+            "stall_ns": row.stall_ns,
+            "finished": row.is_finished,
+        }
+        if told is not None:
+            data["told"] = self._told(run, told)
+        return data
+
+    def _told(self, run: Run, told: Explanation) -> Data:
+        story = told.story
+        bars: list[list[Any]] = []
+        zero = self.zero_ns
+        for segment in run.segments:
+            timeline = Timeline(segment.facts)
+            shift = self._offset(segment) - zero
+            for _, record in segment.of_request(told.request_id):
+                for bar in timeline.feed(record):
+                    if told.request_id in bar.requests and bar.lane.row is not Row.REQUESTS:
+                        facts = bar_facts(bar, functools.partial(run.request_label, hashed=self._hashed))
+                        facts.pop("request", None)
+                        name = bar.lane.label if bar.lane.label.startswith(bar.name.split(" ")[0]) else bar.name
+                        bars.append(
+                            [
+                                segment.facts.rank,
+                                name,
+                                bar.lane.row,
+                                bar.start_ns + shift,
+                                bar.end_ns - bar.start_ns,
+                                facts,
+                            ]
+                        )
+        bars.sort(key=_begun)
+        return {
+            "verdict": verdict(told),
+            "whole_ns": told.whole_ns,
+            "start": told.started_unix_ns - zero,
+            "parts": told.parts,
+            "load_ns": told.load_ns,
+            "load_hidden_ns": told.load_hidden_ns,
+            "trace_id": told.trace_id,
+            "outcome": story.outcome or ("finished" if told.is_finished else told.inside or "not finished"),
+            "stored": story.stored_tokens,
+            "staged": story.staged_tokens,
+            "group_tokens": story.group_tokens,
+            "bounding": story.bounding_layer_group,
+            "held_pages": story.held_pages,
+            "loaded": told.tokens(Direction.LOAD),
+            "saved": told.tokens(Direction.SAVE),
+            "moved": [
+                {
+                    "rank": rank, "way": moved.direction.value, "group": moved.layer_group, "tier": moved.tier.value,
+                    "source": moved.source.value, "bytes": moved.nbytes, "pages": moved.pages, "ns": moved.time_ns,
+                    "stall_ns": moved.stall_ns, "failures": moved.failures,
+                }
+                for rank, moved in told.moved()
+            ],
+            "errors": sorted({error for rank in told.ranks for error in rank.story.errors}),
+            "bars": bars,
+        }  # fmt: skip
+
+    # -- the timeline -------------------------------------------------------------------------------------------------
+
+    def _offset(self, segment: Segment) -> int:
+        return self._offsets[segment.process.facts.process_id]
+
+    def _window(self, explained: dict[tuple[int, int], Explanation]) -> tuple[int, int] | None:
+        """Where the chosen requests lie, in Unix time; None for everything."""
+        if not self._chosen or not explained:
+            return None
+        begins = [told.started_unix_ns for told in explained.values()]
+        return min(begins), max(told.started_unix_ns + told.whole_ns for told in explained.values())
+
+    def _part(self, run: Run, segment: Segment, window: tuple[int, int] | None) -> Part:
+        """One pass over a process's records. May run in a child."""
+        view, timeline = SummaryView(), Timeline()
+        picture = Picture(max(1000, self._most_bars // len(self._segments)))
+        offset = self._offset(segment)
+        begin, end = (0, 1 << 63) if window is None else (window[0] - offset, window[1] - offset)
+        for record in segment.select():
+            view.feed(record)
+            for bar in timeline.feed(record):
+                if bar.end_ns >= begin and bar.start_ns <= end:
+                    picture.add(bar)
+        for bar in timeline.close():
+            if bar.end_ns >= begin and bar.start_ns <= end:
+                picture.add(bar)
+        return Part(view.summary, self._drawn(run, segment, picture))
+
+    def _drawn(self, run: Run, segment: Segment, picture: Picture) -> Data:
+        label = functools.partial(run.request_label, hashed=self._hashed)
+        number, shift = self.runs.index(run), self._offset(segment) - self.zero_ns
+        names: dict[str, int] = {}
+        lanes: list[Data] = []
+        for lane, found in picture.kept():
+            tracks = Tracks(0)
+            bars: list[list[Any]] = []
+            for each in found:
+                if isinstance(each, Many):
+                    name = next(iter(each.names)) if len(each.names) == 1 else "several"
+                    requests = [f"{number}:{request}" for request in each.requests] + ["+"] * each.has_more
+                    place = tracks.among(lane, each.first_ns, each.last_ns)
+                    facts: Data = {"busy_ns": each.busy_ns, "longest_ns": each.longest_ns, "names": each.names}
+                    if each.errors:
+                        facts["error"] = f"{each.errors} failed"
+                    start, length, count = each.first_ns, each.last_ns - each.first_ns, each.count
+                else:
+                    name = each.name if each.layer < 0 else f"{each.name} {each.layer}"
+                    if each.lane.row is Row.REQUESTS:
+                        name = f"{name} {label(each.requests[0])}"
+                    requests = [f"{number}:{request}" for request in each.requests]
+                    place = tracks.among(lane, each.start_ns, each.end_ns)
+                    facts = bar_facts(each, label)
+                    start, length, count = each.start_ns, each.end_ns - each.start_ns, 1
+                index = names.setdefault(name, len(names))
+                bars.append([place, start + shift, length, index, count, requests, facts])
+            lanes.append(
+                {"label": lane.label, "row": lane.row.name.lower(), "tracks": tracks.count(lane), "bars": bars}
+            )
+        facts_of = segment.process.facts
+        rank = "" if segment.facts.rank is None else f"rank {segment.facts.rank} · "
+        return {
+            "name": f"{rank}{facts_of.host} pid {facts_of.pid}",
+            "run": number,
+            "rank": segment.facts.rank,
+            "lanes": lanes,
+            "names": list(names),
+            "bars": picture.bars,
+            "width_ns": picture.width_ns,
+        }
+
+    def _timeline(self, parts: Sequence[Part], window: tuple[int, int] | None) -> Data:
+        processes = [part.timeline for part in parts]
+        every = [bar for process in processes for lane in process["lanes"] for bar in lane["bars"]]
+        return {
+            "processes": processes,
+            "begin": min((bar[1] for bar in every), default=0),
+            "end": max((bar[1] + bar[2] for bar in every), default=1),
+            "bars": sum(process["bars"] for process in processes),
+            "drawn": len(every),
+            "width_ns": max((process["width_ns"] for process in processes), default=0),
+            "narrowed": window is not None,
+        }
+
+    # -- what else there is to know ----------------------------------------------------------------------------------
+
+    def _notes(self) -> list[str]:
+        notes = [*self.scan.left_out]
+        if self.scan.lost:
+            notes.append(
+                f"{self.scan.lost:,} records were overwritten before they were read: the numbers are too small by what they held"
+            )
+        for process in self.scan.processes:
+            name = f"{process.facts.host} pid {process.facts.pid}"
+            notes += [
+                f"{path.name} is cut short: {cut:,} bytes after its last whole entry"
+                for path, cut in process.truncated_bytes.items()
+            ]
+            if process.is_alive():
+                notes.append(f"{name} still runs: this is what it had recorded by now")
+        return notes
+
+    def _process(self, run: Run, segment: Segment) -> Data:
+        process, facts = segment.process.facts, segment.facts
+        told: Data = {
+            "name": f"{process.host} pid {process.pid}",
+            "run": run.label,
+            "rank": facts.rank,
+            "world": facts.world,
+            "version": facts.started.version if facts.started else None,
+            "records": segment.last - segment.first,
+            "lost": segment.process.lost,
+            "classes": [],
+            "groups": [],
+            "tokens_per_block": facts.tokens_per_block or None,
+            "events": [],
+        }
+        for record in segment.select(*_EXPLAINS_A_PROCESS):
+            _tell(told, record)
+        return told
+
+
+def _begun(bar: list[Any]) -> tuple[int, int]:
+    return bar[3], -bar[4]
+
+
+def _untold(_done: int, _total: int) -> None:
+    """Nobody looks."""
+
+
+def _tell(told: Data, record: Record) -> None:
+    match record:
+        case ConnectorWrapped():
+            implemented = [source.name for source in record.implemented]
+            told["classes"].append(
+                {
+                    "side": record.side.value, "name": record.class_name, "implemented": implemented,
+                    "not_implemented": record.not_implemented,
+                }
+            )  # fmt: skip
+        case RegisterCall():
+            told["dtype"] = record.dtype
+            told["groups"] = [
+                {
+                    "id": group.layer_group_id, "window": group.window_size, "layers": len(group.layer_ids),
+                    "slots": group.num_slots, "bytes_per_page": group.bytes_per_page,
+                }
+                for group in record.groups
+            ]  # fmt: skip
+        case SettingsSeen():
+            told["settings"] = record.digest.hex()[:16]
+        case TracerFault():
+            told["events"].append(f"the instrument {record.instrument} failed ({record.error}) and was removed")
+        case TracingReduced() if record.is_reduced:
+            told["events"].append("tracing took more than its share: calls were only counted for a while")
+        case WatchReport() if not record.is_complete:
+            reasons = ", ".join(sorted({gap.reason.value for gap in record.gaps}))
+            told["events"] = [each for each in told["events"] if not each.startswith("the watch")]
+            told["events"].append(f"the watch may not have seen every byte: {reasons}")
+
+
+def summary_data(summary: Summary) -> Data:
+    """A summary as plain data: what it counted, and what follows from it by its own properties."""
+    words = {name: entry.words for name, entry in registry().enums.items()}
+    return {
+        **{field: getattr(summary, field) for field in _COUNTS},
+        "loaded_tokens": summary.loaded_tokens,
+        "saved_tokens": summary.saved_tokens,
+        "loaded_bytes": summary.loaded_bytes,
+        "saved_bytes": summary.saved_bytes,
+        "load_stall_ns": sum(group.stall_ns(Direction.LOAD) for group in summary.layer_groups.values()),
+        "callbacks": [
+            {
+                "name": name, "calls": each.durations.calls, "errors": each.errors, "total_ns": each.durations.total_ns,
+                "p50_ns": each.durations.p50_ns, "p99_ns": each.durations.p99_ns, "max_ns": each.durations.max_ns,
+            }
+            for name, each in sorted(summary.callbacks.items(), key=lambda pair: -pair[1].durations.total_ns)
+        ],
+        "groups": [_group(summary.layer_groups[group]) for group in sorted(summary.layer_groups)],
+        "misses": _tally(summary.misses, words.get("miss_reason", {})),
+        "bounding": _tally({str(group): count for group, count in summary.bounding.items()}, {}),
+        "drops": _tally(summary.drops, words.get("drop_reason", {})),
+        "store": _tally(summary.store_outcomes, {}),
+    }  # fmt: skip
+
+
+_COUNTS = (
+    "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
+    "scheduled_tokens", "lookups", "records", "lost_records",
+)  # fmt: skip
+
+
+def _tally(counts: dict[str, int], words: Any) -> list[Data]:
+    found = sorted(counts.items(), key=lambda pair: -pair[1])
+    return [{"name": name, "count": count, "meaning": words.get(name, "")} for name, count in found]
+
+
+def _group(group: GroupSummary) -> Data:
+    return {
+        "id": group.layer_group_id,
+        "window": group.window_size,
+        "bytes_per_page": group.bytes_per_page,
+        "ways": {
+            way.value: {
+                "bytes": group.nbytes(way), "pages": group.pages(way), "tokens": group.tokens(way),
+                "stall_ns": group.stall_ns(way), "time_ns": group.time_ns(way),
+            }
+            for way in Direction
+        },
+        "moved": [msgspec.to_builtins(moved) for moved in group.moved],
+    }  # fmt: skip
