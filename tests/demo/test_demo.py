@@ -143,3 +143,28 @@ def test_bad_input_gets_a_clear_error_and_no_traceback(tmp_path, arguments, envi
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_with_for_an_engine_is_kept_busy_with_hits_and_misses(tmp_path):
+    outcome = outcome_of(run_demo("--json", "--for", "5", home=tmp_path))
+    assert_restored(outcome, "llama")
+    served = outcome["traffic"]
+    assert served["requests"] == sum(served.get(kind, 0) for kind in ("document", "fresh", "short", "adapter"))
+    assert 0 < served["hits"] < served["requests"]
+    assert 0 < served["honoured_tokens"] < served["prompt_tokens"]
+
+
+def test_without_for_there_is_no_traffic(tmp_path):
+    assert "traffic" not in outcome_of(run_demo("--json", home=tmp_path))
+
+
+def test_the_same_seed_draws_the_same_traffic_and_another_one_another():
+    from tracekv.cli.demo_traffic import Traffic
+
+    def drawn(seed):
+        traffic = Traffic(2048, 640, "salt", seed)
+        return [traffic.draw() for _ in range(60)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    kinds = {kind for kind, _, _ in drawn(1)}
+    assert kinds == {"document", "fresh", "short", "adapter"}

@@ -1,4 +1,4 @@
-"""One of the demo's two processes: builds the model, runs the prompt through the reference executor, tells what happened.
+"""One of the demo's processes: builds the model, runs the prompt through the reference executor, tells what happened.
 
 Reads one JSON job from standard input; writes one JSON object a line to standard output: progress, then the result or an error.
 """
@@ -38,6 +38,8 @@ class _Job:
         generator = random.Random(job["prompt_seed"])  # noqa: S311  # a prompt, not a secret
         self.prompt = generator.choices(range(vocabulary), k=job["prompt_tokens"])
         self.salt = job["salt"]
+        self.seed = job["prompt_seed"]
+        self.seconds = job.get("seconds", 0.0)
         os.environ["TRACEKV_FSSPEC__MODEL_ID"] = model_identity(self.model)
 
     def _windows(self) -> bool:
@@ -167,11 +169,26 @@ def _load(job: _Job) -> dict[str, Any]:
     }
 
 
+def _traffic(job: _Job) -> dict[str, Any]:
+    from tracekv import capture
+    from tracekv.cli.demo_traffic import Traffic, keep_busy
+    from tracekv.trtllm import Scheduler, Worker
+
+    executor = job.executor(Scheduler, Worker)
+    vocabulary = job.model.config.get_text_config().vocab_size
+    # Six of them are more than the device's pages, of which there are enough for two of the demo's prompts.
+    traffic = Traffic(vocabulary, len(job.prompt) * 3 // 5, job.salt, job.seed)
+    served = keep_busy(executor, traffic, job.seconds, lambda text: _say(progress=text))
+    executor.shutdown()
+    capture.shutdown(timeout_s=10)
+    return dict(served)
+
+
 def main() -> None:
     """Run the job that standard input holds."""
     job = json.loads(sys.stdin.read())
     try:
-        _say(**{"save": _save, "load": _load}[job["phase"]](_Job(job)))
+        _say(**{"save": _save, "load": _load, "traffic": _traffic}[job["phase"]](_Job(job)))
     except Exception as error:
         # An error of ours says by itself what happened and what to do; only another's needs its traceback.
         if str(error).startswith("tracekv:"):
