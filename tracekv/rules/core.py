@@ -16,7 +16,8 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Side
 from tracekv.rules import events
 from tracekv.rules.model import Limits
-from tracekv.rules.state import Recent, Run, Source
+from tracekv.rules.promise import promise
+from tracekv.rules.state import Recent, Request, Run, Source
 
 #: Engines that are followed at a time, and processes.
 _MOST_RUNS = 64
@@ -68,7 +69,14 @@ class Core:
             source = run.leader or (run.sources[0] if run.sources else None)
             while run.due and source is not None:
                 _, name, request = run.due.popleft()
-                self._tell(name, events.Settled(run, source, request))
+                self._settle(run, source, name, request)
+
+    def _settle(self, run: Run, source: Source, name: str, request: Request) -> None:
+        """What is known of a request's load, or of its end, is all that there will be."""
+        if name == "left":
+            self._tell("left", events.Settled(run, source, request))
+        elif (request.honoured or 0) > 0:
+            self._tell("loaded", events.Loaded(run, source, request, promise(run, request)))
 
     # -- what processes are -----------------------------------------------------------------------------------------
 
@@ -165,7 +173,8 @@ class Core:
         source.trusts_ids_from = source.now_ns + self._limits.kept_ns
 
     def _passed(self, run: Run, source: Source, now_ns: int) -> None:
-        source.now_ns = max(source.now_ns, now_ns)
+        if now_ns > source.now_ns:
+            source.now_ns = now_ns
         if now_ns > run.ticked_ns + _TICK_NS:
             self._time(run, source, now_ns)
 

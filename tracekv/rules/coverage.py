@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from tracekv.journal.records import Transfer
 from tracekv.journal.vocabulary import Direction, Source
-from tracekv.rules.events import Pass, Settled
+from tracekv.rules.events import Loaded, Pass, Settled
 from tracekv.rules.model import By, Hit, Rule, Severity
-from tracekv.rules.promise import loaded_ranks, promise
+from tracekv.rules.promise import loaded_ranks
 
 _MOST_NAMED = 16
 
@@ -32,11 +32,15 @@ class LaterChunksUnsaved(Rule):
             return
         first_end = request.chunks[0][2] // run.block
         last_end = min(request.chunks[-1][2], request.prompt or 0) // run.block
-        saved: set[int] = set()
-        for (direction, _, group), pages in request.moved.items():
-            if direction == Direction.SAVE.value and group < len(request.pages):
-                saved.update(ordinal for ordinal, page in enumerate(request.pages[group][:last_end]) if page in pages)
-        if saved and max(saved) < first_end < last_end and request.finish is not None:
+        saves = [
+            (request.pages[group][:last_end], pages)
+            for (direction, _, group), pages in request.moved.items()
+            if direction == Direction.SAVE.value and group < len(request.pages)
+        ]
+        if any(page in pages for slots, pages in saves for page in slots[first_end:]):
+            return
+        saved = [ordinal for slots, pages in saves for ordinal, page in enumerate(slots[:first_end]) if page in pages]
+        if saved and first_end < last_end and request.finish is not None:
             yield self.finding(
                 request.finish,
                 request.first_build,
@@ -59,10 +63,10 @@ class PromisedNotLoaded(Rule):
     id = "W2"
     follows = frozenset({"S1b", "S2", "S3", "S3b", "S8", "S8b", "S10b", "L1", "L1b", "W10", "N4", "S7d"})
 
-    def on_loaded(self, event: Settled) -> Iterator[Hit]:
+    def on_loaded(self, event: Loaded) -> Iterator[Hit]:
         """A request's loads are told."""
-        run, request = event.run, event.request
-        wanted = promise(run, request)
+        request = event.request
+        wanted = event.promised
         if wanted is None:
             return
         for rank in loaded_ranks(request):
@@ -73,7 +77,7 @@ class PromisedNotLoaded(Rule):
                     missing[group] = len(left)
             if missing and request.alloc is not None:
                 yield self.finding(
-                    request.alloc, request.query, request.first_build, *request.transfers, rank=rank,
+                    request.alloc, request.query, request.first_build, *[each for _, each in request.transfers], rank=rank,
                     missing_pages_by_group=missing, honoured=request.honoured,
                 )  # fmt: skip
                 return
@@ -91,19 +95,19 @@ class LoadedTooLate(Rule):
     id = "W2b"
     follows = frozenset({"W10"})
 
-    def on_loaded(self, event: Settled) -> Iterator[Hit]:
+    def on_loaded(self, event: Loaded) -> Iterator[Hit]:
         """A request's loads are told."""
         run, request = event.run, event.request
-        if promise(run, request) is None or request.is_async or request.first_build is None:
+        if event.promised is None or request.is_async or request.first_build is None:
             return
-        if run.world not in (None, 1):
-            return  # whose transfer it was isn't kept by rank, and another rank's layers run at other times
         step = request.first_build.step
         for source in run.sources:
             end = source.ended.get(step)
             if end is None:
                 continue
-            for each in request.transfers:
+            for teller, each in request.transfers:
+                if teller is not source:
+                    continue  # another rank's layers run at other times
                 group = run.groups.get(each.layer_group)
                 # Part of the pages' bytes: a layer-wise load, each layer in its own hook.
                 is_whole = group is not None and each.nbytes >= len(each.pages) * group.bytes_per_page

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from tracekv.journal.records import (
@@ -19,7 +20,7 @@ from tracekv.journal.records import (
     Transfer,
     WatchReport,
 )
-from tracekv.rules.state import Request, Run, Source
+from tracekv.rules.state import Keyed, Request, Run, Source
 
 
 class Query(NamedTuple):
@@ -29,6 +30,17 @@ class Query(NamedTuple):
     source: Source
     request: Request
     record: QueryCall
+
+
+class Rekeyed(NamedTuple):
+    """A query's last block has a key that an earlier query's had: what it stood for then, and now."""
+
+    run: Run
+    source: Source
+    request: Request
+    record: QueryCall
+    before: Keyed
+    now: Keyed
 
 
 class Alloc(NamedTuple):
@@ -68,7 +80,7 @@ class Claim(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Several pages were listed for a request: ``slots`` of one layer group, in its block order, from ``ordinal`` on."""
+    """A page was listed more than once for a request: ``slots`` of one layer group, in its block order."""
 
     run: Run
     source: Source
@@ -209,8 +221,20 @@ class Failed(NamedTuple):
     built: BuildCall | None
 
 
+class Loaded(NamedTuple):
+    """Enough passes have gone by that everything about a request's load was reported.
+
+    ``promised`` is what :func:`tracekv.rules.promise.promise` says: the pages that had to be filled, by layer group.
+    """
+
+    run: Run
+    source: Source
+    request: Request
+    promised: Mapping[int, AbstractSet[int]] | None
+
+
 class Settled(NamedTuple):
-    """Enough passes have gone by that everything about a request's load, or its end, was reported."""
+    """Enough passes have gone by that everything about a request's end was reported."""
 
     run: Run
     source: Source

@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
-from tracekv.journal.records import QueryCall, StoreOperation
+from tracekv.journal.records import StoreOperation
 from tracekv.journal.vocabulary import Operation, Outcome
-from tracekv.rules.events import Query, Stored
+from tracekv.rules.events import Rekeyed, Stored
 from tracekv.rules.model import Hit, Limits, Rule
-from tracekv.rules.state import MOST_IDS, Recent
-
-
-class _Keyed(NamedTuple):
-    """Whose KV a key stands for."""
-
-    run: bytes
-    salt: bytes | None
-    image: bytes | None
-    adapter: int | None
-    layout: tuple[Any, ...] | None
-    block: int
-    record: QueryCall
+from tracekv.rules.state import MOST_IDS, Keyed, Recent
 
 
 class _KeyRule(Rule):
     """Compares what one key stood for before with what it stands for now."""
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
-        self._known: Recent[bytes, _Keyed] = Recent(MOST_IDS)
+    def on_rekeyed(self, event: Rekeyed) -> Iterator[Hit]:
+        """A query whose key was reported before."""
+        differing = self.differs(event.before, event.now)
+        if differing:
+            yield self.finding(event.record, event.before.record, event.now.lookup, differs=differing)
 
-    def on_query(self, event: Query) -> Iterator[Hit]:
-        """A query whose key was reported."""
-        lookup, record, run = event.request.lookup, event.record, event.run
-        if lookup is None or lookup.key is None:
-            return
-        block = (lookup.prompt_tokens - 1) // run.block if run.block else -1
-        now = _Keyed(run.key, record.salt_digest, record.multimodal_digest, record.lora_id, run.layout, block, record)
-        before = self._known.get(lookup.key)
-        self._known[lookup.key] = now
-        if before is not None:
-            differing = self.differs(before, now)
-            if differing:
-                yield self.finding(record, before.record, lookup, differs=differing)
-
-    def differs(self, before: _Keyed, now: _Keyed) -> list[str]:
+    def differs(self, before: Keyed, now: Keyed) -> list[str]:
         """What the key should have told apart."""
         raise NotImplementedError
 
@@ -61,7 +36,7 @@ class KeyLacksTheTenant(_KeyRule):
 
     id = "S12"
 
-    def differs(self, before: _Keyed, now: _Keyed) -> list[str]:
+    def differs(self, before: Keyed, now: Keyed) -> list[str]:
         """Salt, images, and the adapter within one engine: its ids count there only."""
         found = []
         if before.salt != now.salt:
@@ -84,7 +59,7 @@ class KeyLacksTheModel(_KeyRule):
     id = "S12c"
     follows = frozenset({"S12"})
 
-    def differs(self, before: _Keyed, now: _Keyed) -> list[str]:
+    def differs(self, before: Keyed, now: Keyed) -> list[str]:
         """The layout, which every rank's leader registers."""
         return ["layout"] if None not in (before.layout, now.layout) and before.layout != now.layout else []
 
@@ -100,7 +75,7 @@ class KeyLacksThePrefix(_KeyRule):
     id = "S12d"
     follows = frozenset({"S12", "S12c"})
 
-    def differs(self, before: _Keyed, now: _Keyed) -> list[str]:
+    def differs(self, before: Keyed, now: Keyed) -> list[str]:
         """One key at two places can't be over two equal prefixes."""
         return ["position"] if before.layout == now.layout and before.block != now.block else []
 

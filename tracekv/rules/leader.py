@@ -16,12 +16,18 @@ from tracekv.journal.records import (
     RequestResetCall,
 )
 from tracekv.rules import events
-from tracekv.rules.core import Core
-from tracekv.rules.state import MOST_TOKENS, Request, Run, Source
+from tracekv.rules.core import Core, Tell
+from tracekv.rules.model import Limits
+from tracekv.rules.state import MOST_IDS, MOST_TOKENS, Hold, Keyed, Recent, Request, Run, Source
 
 
 class LeaderRecords(Core):
     """Takes the scheduler's callbacks."""
+
+    def __init__(self, limits: Limits, tell: Tell) -> None:
+        super().__init__(limits, tell)
+        self._slow_query_ns = min(limits.io_in_query_ns, limits.query_ns)
+        self._keys: Recent[bytes, Keyed] = Recent(MOST_IDS)
 
     def _scheduled(self, run: Run, source: Source, record: Call) -> bool:
         """Whether the record is the leader's."""
@@ -59,7 +65,25 @@ class LeaderRecords(Core):
         lookup = run.lookups.pop(record.request_id, None)
         if lookup is not None and lookup.started_ns >= record.started_ns:
             request.lookup = lookup
-        self._tell("query", events.Query(run, source, request, record))
+        query = events.Query(run, source, request, record)
+        self._tell("query", query)
+        if request.lookup is not None and request.lookup.key is not None:
+            self._keyed(run, source, request, record, request.lookup, request.lookup.key)
+        if record.ended_ns - record.started_ns >= self._slow_query_ns:
+            self._tell("slow_query", query)
+        if request.lookup is not None:
+            self._tell("lookup", query)
+
+    def _keyed(self, run: Run, source: Source, request: Request, record: QueryCall, lookup: Lookup, key: bytes) -> None:
+        """Compare what the key of the prompt's last block stands for with what it stood for."""
+        block = (lookup.prompt_tokens - 1) // run.block if run.block else -1
+        now = Keyed(
+            run.key, record.salt_digest, record.multimodal_digest, record.lora_id, run.layout, block, record, lookup
+        )
+        before = self._keys.get(key)
+        self._keys[key] = now
+        if before is not None:
+            self._tell("rekeyed", events.Rekeyed(run, source, request, record, before, now))
 
     def _alloc(self, source: Source, record: AllocCall) -> None:
         run = self._run(source)
@@ -110,7 +134,7 @@ class LeaderRecords(Core):
         run.last_build = record
         while run.due and run.due[0][0] <= run.builds:
             _, name, request = run.due.popleft()
-            self._tell(name, events.Settled(run, source, request))
+            self._settle(run, source, name, request)
             if name == "left":
                 request.trim()
 
@@ -157,9 +181,10 @@ class LeaderRecords(Core):
         return tokens
 
     def _take_pages(self, run: Run, source: Source, record: BuildCall) -> None:
+        ids, requests, block = record.request_ids, run.requests, run.block
         for position, lists in record.pages:
-            request_id = record.request_ids[position]
-            request = run.requests.get(request_id)
+            request_id = ids[position]
+            request = requests.get(request_id)
             if request is None:
                 continue
             pages = request.pages
@@ -168,9 +193,10 @@ class LeaderRecords(Core):
             begin = len(pages[0])
             for slots, more in zip(pages, lists, strict=False):
                 slots += more
-            if run.block:
-                run.covered[request_id] = min(map(len, pages)) * run.block if request.is_whole else MOST_TOKENS
-            self._list_pages(run, source, record, request, lists, begin, record.request_ids)
+            if block:
+                least = len(pages[0]) if len(pages) == 1 else min(map(len, pages))
+                run.covered[request_id] = least * block if request.is_whole else MOST_TOKENS
+            self._list_pages(run, source, record, request, lists, begin, ids)
 
     def _list_pages(
         self,
@@ -183,25 +209,36 @@ class LeaderRecords(Core):
         running: Sequence[int],
     ) -> None:
         """Note whose pages these are now; ``begin`` is the block ordinal of the first in each list."""
-        since = record.started_ns
+        mine = Hold(request, record.started_ns)
         request.add_slots(lists)
         for group, slots in enumerate(lists):
             if not slots:
                 continue
-            if len(slots) > 1:
-                self._tell("listed", events.Listed(run, source, record, request, group, slots))
-            own = slots[max(0, request.shared - begin) :] if request.shared > begin else slots
             claims = run.claims.get(group)
             if claims is None:
                 claims = run.claims[group] = {}
-            for other, _ in set(map(claims.__getitem__, claims.keys() & own)):
-                if other is request:
-                    continue
-                other.lost_pages = True
-                if other.request_id in running and run.requests.get(other.request_id) is other and not other.left_ns:
-                    page = min(page for page in own if page in claims and claims[page][0] is other)
+            if len(slots) == 1 and request.shared <= begin:  # what a request gets while it decodes
+                page = slots[0]
+                before, claims[page] = claims.get(page), mine
+                if before is not None and self._is_taken(run, request, before.request, running):
+                    self._tell("claim", events.Claim(run, source, record, request, before.request, group, page))
+                continue
+            if len(set(slots)) < len(slots):
+                self._tell("listed", events.Listed(run, source, record, request, group, slots))
+            own = slots[request.shared - begin :] if request.shared > begin else slots
+            for other in {held.request for held in {*map(claims.get, own)} if held is not None}:
+                if self._is_taken(run, request, other, running):
+                    page = min(page for page in own if (held := claims.get(page)) and held.request is other)
                     self._tell("claim", events.Claim(run, source, record, request, other, group, page))
-            claims.update(dict.fromkeys(own, (request, since)))
+            claims.update(dict.fromkeys(own, mine))
+
+    @staticmethod
+    def _is_taken(run: Run, request: Request, other: Request, running: Sequence[int]) -> bool:
+        """Note that a page of another request's is ``request``'s now; whether the other one runs on."""
+        if other is request:
+            return False
+        other.lost_pages = True
+        return not other.left_ns and other.request_id in running and run.requests.get(other.request_id) is other
 
     def _short(self, run: Run, record: BuildCall) -> list[tuple[Request, int]]:
         """The requests whose pages hold fewer tokens than the pass reaches."""

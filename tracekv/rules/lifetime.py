@@ -23,7 +23,7 @@ class PageReusedUnderTransfer(Rule):
     id = "W9b"
     follows = frozenset({"W9"})
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_late(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record, request = event.record, event.request
         if request is None or not request.lost_pages or not request.is_whole or not _is_comparable(event.source):
@@ -31,8 +31,11 @@ class PageReusedUnderTransfer(Rule):
         claims = event.run.claims.get(record.layer_group, {})
         shift = event.source.shift_ns
         for page in record.pages:
-            owner, since = claims.get(page, (request, 0))
-            if owner is not request and record.started_ns + shift < since < record.ended_ns + shift:
+            claim = claims.get(page)
+            if claim is None:
+                continue
+            owner = claim.request
+            if owner is not request and record.started_ns + shift < claim.since < record.ended_ns + shift:
                 yield self.finding(
                     record, owner.alloc, page=page, layer_group=record.layer_group, given_to=owner.request_id,
                     direction=record.direction.value,
@@ -50,15 +53,15 @@ class TransferAfterTheEnd(Rule):
 
     id = "W9"
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_late(self, event: Moved) -> Iterator[Hit]:
         """A transfer of a request that has left."""
         if event.request is not None:
             yield from self._judge(event.source, event.request, event.record)
 
     def on_left(self, event: Settled) -> Iterator[Hit]:
         """A request has gone: what was reported before its end was."""
-        for transfer in event.request.transfers:
-            yield from self._judge(event.source, event.request, transfer)
+        for source, transfer in event.request.transfers:
+            yield from self._judge(source, event.request, transfer)
 
     def _judge(self, source: Source, request: Request, transfer: Transfer) -> Iterator[Hit]:
         if not request.left_ns or not request.is_whole or transfer.error is not None or not _is_comparable(source):

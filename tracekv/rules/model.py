@@ -131,11 +131,17 @@ class Rule:
         Runtime: what the runtime does about it.
         Fix: what to do.
 
-    and methods ``on_query``, ``on_alloc``, ``on_listed``, ``on_claim``, ``on_build``, ``on_bind``, ``on_register``, ``on_start``,
-    ``on_pass``, ``on_moved``, ``on_watched``, ``on_stored``,
-    ``on_finish``, ``on_polled``, ``on_returned``, ``on_scheduled``, ``on_failed``,
-    ``on_loaded``, ``on_left`` (both :class:`~tracekv.rules.events.Settled`) and ``on_time``: each gets the event of its name
-    and yields what it finds. A rule may keep state, in bounds.
+    and methods, each of which gets an event of :mod:`tracekv.rules.events` and yields what it finds. A rule may keep state, in
+    bounds. What nothing can be found in isn't told: that is what keeps the rules cheap.
+
+    - :class:`~tracekv.rules.events.Query`: ``on_query``, all; then ``on_slow_query``, those that may have taken too long, and
+      ``on_lookup``, those whose lookup was reported.
+    - :class:`~tracekv.rules.events.Moved`: ``on_astray``, transfers that don't plainly fill whole pages of their request's own;
+      then ``on_late``, those of a request that has left or has lost pages, and ``on_load``, all loads.
+    - :class:`~tracekv.rules.events.Settled`: ``on_left``.
+    - The event of their name: ``on_rekeyed``, ``on_loaded``, ``on_alloc``, ``on_listed``, ``on_claim``, ``on_build``, ``on_bind``,
+      ``on_register``, ``on_start``, ``on_pass``, ``on_watched``, ``on_stored``, ``on_finish``, ``on_polled``, ``on_returned``,
+      ``on_scheduled``, ``on_failed``, ``on_time``.
 
     Attributes:
         id: Stable.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekv.journal.records import Lookup
-from tracekv.journal.vocabulary import Direction
-from tracekv.rules.events import Moved, Query, Settled
+from tracekv.rules.events import Loaded, Moved, Query
 from tracekv.rules.model import Hit, Limits, Rule, Severity
-from tracekv.rules.promise import loaded_ranks, promise
+from tracekv.rules.promise import loaded_ranks
 from tracekv.rules.state import Recent
 
 _ODD_OFFERS = frozenset({"S1", "S1b", "S1c", "S2", "S3", "S3b"})
@@ -26,10 +25,9 @@ class HitWithoutBytes(Rule):
     id = "N1"
     follows = frozenset({"W10", "S7", "S7d", "W2c", "W3", "L1b", "S8", "S2"})
 
-    def on_loaded(self, event: Settled) -> Iterator[Hit]:
+    def on_loaded(self, event: Loaded) -> Iterator[Hit]:
         """A request's loads are told."""
-        run, request = event.run, event.request
-        wanted = promise(run, request)
+        request, wanted = event.request, event.promised
         if wanted and any(wanted.values()) and not loaded_ranks(request) and request.alloc is not None:
             yield self.finding(
                 request.alloc,
@@ -58,7 +56,7 @@ class NeverAHit(Rule):
         super().__init__(limits)
         self._bounded: Recent[bytes, list[Lookup]] = Recent(64)
 
-    def on_query(self, event: Query) -> Iterator[Hit]:
+    def on_lookup(self, event: Query) -> Iterator[Hit]:
         """A query with its lookup."""
         lookup, run = event.request.lookup, event.run
         if lookup is None:
@@ -91,7 +89,7 @@ class AnswerIsNotTheLookup(Rule):
     severity = Severity.SUSPECT
     follows = _ODD_OFFERS
 
-    def on_query(self, event: Query) -> Iterator[Hit]:
+    def on_lookup(self, event: Query) -> Iterator[Hit]:
         """A query with its lookup."""
         lookup, record = event.request.lookup, event.record
         if lookup is not None and record.answer is None and lookup.offered_tokens != record.offered_tokens:
@@ -109,7 +107,7 @@ class OfferOfNothingStored(Rule):
     id = "N4"
     follows = _ODD_OFFERS | {"N3"}
 
-    def on_query(self, event: Query) -> Iterator[Hit]:
+    def on_lookup(self, event: Query) -> Iterator[Hit]:
         """A query with its lookup."""
         lookup, record = event.request.lookup, event.record
         if lookup is None or record.answer is not None or record.offered_tokens <= 0:
@@ -135,16 +133,16 @@ class LoadedUnhonoured(Rule):
     severity = Severity.SUSPECT
     follows = _ODD_OFFERS | {"S8"}
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_load(self, event: Moved) -> Iterator[Hit]:
         """A load."""
         record, request, block = event.record, event.request, event.run.block
-        if request is None or record.direction is not Direction.LOAD or not request.is_whole or not block:
+        if request is None or not request.is_whole or not block:
             return
         if request.honoured is None or request.honoured < 0 or request.is_async:
             return
         end = event.run.blocks(request.computed + request.honoured)
         slots = request.pages[record.layer_group] if record.layer_group < len(request.pages) else []
-        beyond = [page for page in slots[end:] if page >= 0 and page in record.pages]
+        beyond = [page for page in {*slots[end:]}.intersection(record.pages) if page >= 0]
         if beyond:
             yield self.finding(
                 record, request.alloc, pages=len(beyond), honoured=request.honoured, offered=request.offered

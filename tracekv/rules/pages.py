@@ -22,7 +22,7 @@ class NegativePage(Rule):
 
     id = "L1"
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record = event.record
         if record.pages and min(record.pages) < 0 and record.error is None:
@@ -48,7 +48,7 @@ class UnknownLayerGroup(Rule):
 
     id = "L1b"
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         if event.run.groups and event.record.layer_group not in event.run.groups:
             yield self.finding(event.record, layer_group=event.record.layer_group, known=sorted(event.run.groups))
@@ -67,7 +67,7 @@ class BytesDoNotFit(Rule):
     severity = Severity.SUSPECT
     follows = frozenset({"L1", "L1b", "S8b", "S3", "S3b", "S2"})
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record = event.record
         group = event.run.groups.get(record.layer_group)
@@ -94,7 +94,7 @@ class PagePastThePool(Rule):
     id = "S8b"
     follows = frozenset({"L1b"})
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record = event.record
         group = event.run.groups.get(record.layer_group)
@@ -113,7 +113,7 @@ class PageOfAnother(Rule):
     id = "S8"
     follows = frozenset({"L1", "L1b", "S8b", "W2c"})
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         record, request = event.record, event.request
         if record.request_id < 0 and _is_seen_astray(event):
@@ -178,15 +178,13 @@ class SamePageTwice(Rule):
 
     def on_listed(self, event: Listed) -> Iterator[Hit]:
         """Pages of a request."""
-        slots = event.slots
-        if len(slots) > 1 and len(set(slots)) < len(slots):
-            twice = _repeated(slots)
-            if twice:
-                yield self.finding(
-                    event.record, request=event.request.request_id, pages=twice[:_MOST_NAMED], layer_group=event.group
-                )
+        twice = _repeated(event.slots)
+        if twice:
+            yield self.finding(
+                event.record, request=event.request.request_id, pages=twice[:_MOST_NAMED], layer_group=event.group
+            )
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
         slots = event.record.pages
         if len(slots) > 1 and len(set(slots)) < len(slots):

@@ -144,7 +144,7 @@ class KeptForNothing(Rule):
         if finish is None or not finish.keeps_pages or not event.run.tells_moves or not request.is_whole:
             return
         is_saved = any(
-            each.direction is Direction.SAVE and each.ended_ns >= finish.started_ns for each in request.transfers
+            each.direction is Direction.SAVE and each.ended_ns >= finish.started_ns for _, each in request.transfers
         )
         if not is_saved and request.request_id not in event.run.dropped:
             yield self.finding(finish)

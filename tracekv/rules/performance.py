@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tracekv.journal.records import Transfer
 from tracekv.journal.vocabulary import Direction
-from tracekv.rules.events import Moved, Polled, Query, Returned, Settled, Start
+from tracekv.rules.events import Loaded, Moved, Polled, Query, Returned, Start
 from tracekv.rules.model import Hit, Rule, Severity
 
 #: The share of a query that its store operations take at least.
@@ -24,7 +24,7 @@ class IoInQuery(Rule):
     id = "P1"
     severity = Severity.SUSPECT
 
-    def on_query(self, event: Query) -> Iterator[Hit]:
+    def on_slow_query(self, event: Query) -> Iterator[Hit]:
         """A query, and the store operations that lie within it."""
         record = event.record
         took = record.ended_ns - record.started_ns
@@ -55,7 +55,7 @@ class SlowQuery(Rule):
     severity = Severity.SUSPECT
     follows = frozenset({"P1"})
 
-    def on_query(self, event: Query) -> Iterator[Hit]:
+    def on_slow_query(self, event: Query) -> Iterator[Hit]:
         """A query."""
         took = event.record.ended_ns - event.record.started_ns
         if took > self.limits.query_ns:
@@ -94,10 +94,10 @@ class QueuedLoad(Rule):
     id = "P2"
     severity = Severity.SUSPECT
 
-    def on_moved(self, event: Moved) -> Iterator[Hit]:
+    def on_load(self, event: Moved) -> Iterator[Hit]:
         """A load."""
         record = event.record
-        if record.direction is not Direction.LOAD or record.queued_ns <= self.limits.queued_ns:
+        if record.queued_ns <= self.limits.queued_ns:
             return
         work = max(
             record.ended_ns - record.started_ns - record.queued_ns, record.read_ns + record.verify_ns + record.copy_ns
@@ -120,14 +120,14 @@ class NoticedLate(Rule):
 
     def on_returned(self, event: Returned) -> Iterator[Hit]:
         """A load's id."""
-        request, rank = event.request, event.source.rank or 0
+        request = event.request
         if request is None or event.kind != "loading" or event.fate != "ok" or not request.is_whole:
             return
-        if not any(direction == "load" and at == rank for direction, at, _ in request.moved):
+        loads: list[Transfer] = [
+            each for teller, each in request.transfers if teller is event.source and each.direction is Direction.LOAD
+        ]
+        if not loads:
             return
-        loads: list[Transfer] = [each for each in request.transfers if each.direction is Direction.LOAD]
-        if event.run.world not in (None, 1) or not loads:
-            return  # whose transfer was the last isn't kept by rank
         late_ns = event.record.started_ns - max(each.ended_ns for each in loads)
         if late_ns > self.limits.noticed_ns:
             yield self.finding(event.record, loads[-1], request=event.request_id, late_ns=late_ns)
@@ -153,7 +153,7 @@ class SlowerThanComputing(Rule):
             computing = round(event.run.prefill_ns_per_token * tokens)
             yield self.finding(record, waited_ns=waited, tokens=tokens, computing_ns=computing)
 
-    def on_loaded(self, event: Settled) -> Iterator[Hit]:
+    def on_loaded(self, event: Loaded) -> Iterator[Hit]:
         """A request that was parked."""
         request = event.request
         tokens = request.honoured or 0

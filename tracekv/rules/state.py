@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tracekv.journal.records import (
     AllocCall,
@@ -66,7 +66,8 @@ class Request:
         queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
         shared: Blocks at the front that the device supplied: others may hold their pages too.
         chunks: Prefill passes ``(step, begin, end)``.
-        moved: ``(direction, rank, layer group) -> page slots``, successful transfers only.
+        moved: ``(direction, rank, layer group) -> page slots``, successful transfers only; ``transfers`` the last of these, with
+            the process that told them.
         left_ns: When its pages were the runtime's again, 0 while they are its own.
         is_parked: An asynchronous load was promised and isn't reported done.
     """
@@ -125,7 +126,7 @@ class Request:
         self.shared = 0
         self.chunks: list[tuple[int, int, int]] = []
         self.moved: dict[tuple[str, int, int], set[int]] = {}
-        self.transfers: deque[Transfer] = deque(maxlen=MOST_TRANSFERS)
+        self.transfers: deque[tuple[Source, Transfer]] = deque(maxlen=MOST_TRANSFERS)
         self.left_ns = 0
         self.returned_ns = 0
         self.seen_ns = 0
@@ -138,10 +139,34 @@ class Request:
 
     def add_slots(self, lists: Sequence[Sequence[int]]) -> None:
         """These page slots are its own."""
-        while len(self.slots) < len(lists):
-            self.slots.append(set())
-        for known, more in zip(self.slots, lists, strict=False):
+        slots = self.slots
+        while len(slots) < len(lists):
+            slots.append(set())
+        for known, more in zip(slots, lists, strict=False):
             known.update(more)
+
+
+class Keyed(NamedTuple):
+    """Whose KV a key stands for: that of the last whole block of a query's prompt."""
+
+    run: bytes
+    salt: bytes | None
+    image: bytes | None
+    adapter: int | None
+    layout: tuple[Any, ...] | None
+    block: int
+    record: QueryCall
+    lookup: Lookup
+
+
+class Hold:
+    """A request holds pages, since when."""
+
+    __slots__ = ("request", "since")
+
+    def __init__(self, request: Request, since: int) -> None:
+        self.request = request
+        self.since = since
 
 
 class Source:
@@ -195,7 +220,7 @@ class Run:
 
     Attributes:
         groups: Registered layer groups by id; ``block`` tokens per block, 0 while it isn't told.
-        claims: ``layer group -> page slot -> (request, since when)``; a page that the device shares is its first owner's.
+        claims: ``layer group -> page slot -> who holds it``; a page that the device shares is its first owner's.
         covered: ``request id -> tokens that its reported pages hold``.
         builds: Passes built that were seen.
         is_known_from: Passes built when everything that belongs together was first seen whole.
@@ -230,7 +255,7 @@ class Run:
     def forget(self) -> None:
         """What a gap makes uncertain: every request. The caches, ranks and classes stay known."""
         self.requests: dict[int, Request] = {}
-        self.claims: dict[int, dict[int, tuple[Request, int]]] = {}
+        self.claims: dict[int, dict[int, Hold]] = {}
         self.covered = Covered()
         self.lookups: Recent[int, Lookup] = Recent(256)
         self.last_build: BuildCall | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from operator import le
 
 from tracekv.journal.records import (
@@ -21,12 +22,14 @@ from tracekv.journal.vocabulary import Source as Origin
 from tracekv.rules import events
 from tracekv.rules.core import Core
 from tracekv.rules.model import EMPTY_PICKLE
-from tracekv.rules.state import Request, Run, Source
+from tracekv.rules.state import MOST_TOKENS, Request, Run, Source
 
 #: Prompt tokens from which on a pass tells what computing costs.
 _RATE_TOKENS = 256
-#: Of the passes that only generate, one in so many has its hooks looked at.
+#: Of the passes that only generate, one in so many has its hooks looked at; of the others too, once as many were regular.
 _HOOKS_SAMPLE = 16
+#: A layer's hook that wasn't called.
+_UNCALLED = bytes(16)
 _BUILD = int(Callback.BUILD_CONNECTOR_META)
 _BIND = int(Callback.BIND_CONNECTOR_META)
 _START = int(Callback.START_LOAD_KV)
@@ -66,7 +69,7 @@ class WorkerRecords(Core):
         hooks, source.hooks = source.hooks, None
         if hooks is not None and hooks.step != record.step:
             hooks = None
-        tokens, _ = run.prefilled.get(record.step, (0, 0))
+        tokens, loaded = run.prefilled.get(record.step, (0, 0))
         start = source.start
         if tokens >= _RATE_TOKENS and start is not None and start.step == record.step:
             rate = max(0, record.started_ns - start.ended_ns) / tokens
@@ -77,14 +80,19 @@ class WorkerRecords(Core):
             if tokens:
                 self._tell("pass", events.Pass(run, source, record, None, [], [], tokens))
             return
-        times = memoryview(hooks.waits).cast("q").tolist()
-        waits, saves = times[::2], memoryview(hooks.saves).cast("q")[::2].tolist()
-        # A layer's own wait is the last chance to load it; the first layer's comes first.
-        needed = next((end for start, end in zip(waits, times[1::2], strict=True) if start), record.started_ns)
+        waits, saves = hooks.waits, hooks.saves
+        count = run.hooked_prefills
+        is_looked_at = not tokens or count < _HOOKS_SAMPLE or count % _HOOKS_SAMPLE == 0
+        needed = record.started_ns
+        if is_looked_at or loaded or _UNCALLED in waits or len(waits) != len(run.layers) * len(_UNCALLED):
+            starts, ends = _times(waits)
+            saved, _ = _times(saves)
+            # A layer's own wait is the last chance to load it; the first layer's comes first.
+            needed = next((end for start, end in zip(starts, ends, strict=True) if start), needed)
+            is_regular = len(starts) == len(run.layers) and 0 not in starts and all(map(le, starts, saved))
+            if not is_regular:
+                self._tell("pass", events.Pass(run, source, record, hooks, starts, saved, tokens))
         source.ended[record.step] = (record, needed)
-        is_regular = len(waits) == len(run.layers) and 0 not in waits and all(map(le, waits, saves))
-        if not is_regular:
-            self._tell("pass", events.Pass(run, source, record, hooks, waits, saves, tokens))
         if tokens:
             run.hooked_prefills += 1
 
@@ -95,12 +103,15 @@ class WorkerRecords(Core):
         run = self._run(source)
         self._passed(run, source, record.ended_ns)
         source.is_bound = True
+        nbytes = record.nbytes
+        is_regular = nbytes is None or EMPTY_PICKLE < nbytes <= self._limits.metadata_bytes
+        if is_regular and run.world == 1:
+            return
         bound = run.bound.get(record.step)
         if bound is None:
             bound = run.bound[record.step] = []
         others = [each for each in bound if each[0] is not source]
-        nbytes = record.nbytes
-        if others or (nbytes is not None and not EMPTY_PICKLE < nbytes <= self._limits.metadata_bytes):
+        if others or not is_regular:
             self._tell("bind", events.Bind(run, source, record, others, run.content.get(record.step)))
         bound.append((source, record))
 
@@ -174,14 +185,25 @@ class WorkerRecords(Core):
             run.reports = True
             self._reporting.add(source.worker_class)
         request = run.requests.get(record.request_id)
-        if record.error is None:
-            if request is not None:
-                moved = (record.direction.value, source.rank or 0, record.layer_group)
-                request.moved.setdefault(moved, set()).update(record.pages)
-                request.transfers.append(record)
-            if record.direction is Direction.SAVE:
-                run.saved_bytes += record.nbytes
-        self._tell("moved", events.Moved(run, source, request, record))
+        pages = set(record.pages)
+        if record.error is None and record.direction is Direction.SAVE:
+            run.saved_bytes += record.nbytes
+        moved = events.Moved(run, source, request, record)
+        if not _is_plain(run, request, record, pages):
+            self._tell("astray", moved)
+        if request is not None:
+            if record.error is None:
+                where = (record.direction.value, source.rank or 0, record.layer_group)
+                before = request.moved.get(where)
+                if before is None:
+                    request.moved[where] = pages
+                else:
+                    before |= pages
+                request.transfers.append((source, record))
+            if request.left_ns or request.lost_pages:
+                self._tell("late", moved)
+        if record.direction is Direction.LOAD:
+            self._tell("load", moved)
 
     def _watched(self, source: Source, record: WatchReport) -> None:
         run = self._run(source)
@@ -197,3 +219,22 @@ class WorkerRecords(Core):
     def _dropped(self, source: Source, record: Drop) -> None:
         if record.request_id is not None:
             self._run(source).dropped[record.request_id] = True
+
+
+def _times(hooks: bytes) -> tuple[list[int], list[int]]:
+    """When each layer's hook was entered, and left."""
+    times = memoryview(hooks).cast("q")
+    return times[::2].tolist(), times[1::2].tolist()
+
+
+def _is_plain(run: Run, request: Request | None, record: Transfer, distinct: AbstractSet[int]) -> bool:
+    """Whether a transfer fills whole pages, or the same part of each, of its request's own and no other."""
+    number, pages = record.layer_group, record.pages
+    group = run.groups.get(number)
+    if request is None or group is None or not pages or number >= len(request.slots):
+        return False
+    if record.nbytes and len(pages) * group.bytes_per_page % record.nbytes:
+        return False
+    if len(distinct) != len(pages) or not request.slots[number] >= distinct:
+        return False
+    return min(pages) >= 0 and max(pages) < (group.num_slots or MOST_TOKENS)
