@@ -218,24 +218,70 @@ def test_what_the_device_shares_at_the_front_has_several_owners():
     assert play(32) == ["S10"]
 
 
-def test_ranks_may_lag_each_other_without_being_named():
+def parked_on_two_ranks(*, second_ends_at_the_poll):
+    """A load of 3 seconds on the second rank; or one that was done at once, and is named 3 seconds later."""
     tape = Tape(ranks=2)
     tape.query(1, 100, 0, 96, is_async=True)
     tape.alloc(1, 96, [[1, 2, 3, 4]])
     tape.build()
     for rank in range(2):
         tape.bind(rank)
-        tape.transfer(Direction.LOAD, 1, [1, 2, 3], rank=rank)
+        if rank == 0 or not second_ends_at_the_poll:
+            tape.transfer(Direction.LOAD, 1, [1, 2, 3], rank=rank)
         tape.worker(Callback.START_LOAD_KV, rank)
         tape.worker(Callback.WAIT_FOR_SAVE, rank)
     tape.polled(0, loading=[1], loaded=[1])
     tape.polled(1, loading=[1])
+    began = tape.now
     tape.idle(0, ms=3000)
+    if second_ends_at_the_poll:
+        tape.transfer(Direction.LOAD, 1, [1, 2, 3], rank=1, started=began, ended=tape.now)
     tape.polled(1, loaded=[1])
     tape.build([(1, 96, 4, 100, [[1, 2, 3, 4]])])
     tape.forward(0)
     tape.forward(1)
-    assert check(tape) == []
+    return check(tape)
+
+
+def test_ranks_may_lag_each_other_without_being_named():
+    assert parked_on_two_ranks(second_ends_at_the_poll=True) == []
+
+
+def test_the_rank_that_notices_its_load_late_is_named():
+    (found,) = parked_on_two_ranks(second_ends_at_the_poll=False)
+    assert (found.rule, found.rank, found.request) == ("P3", 1, 1)
+
+
+def loaded_on_two_ranks(second_loads_after_ms):
+    """Rank 0 loads before its forward of a millisecond; rank 1 so much later than that forward's begin, its own comes later."""
+    tape = Tape(ranks=2)
+    pages = [[1, 2, 3, 4]]
+    tape.query(1, 100, 0, 96)
+    tape.alloc(1, 96, pages)
+    tape.build([(1, 0, 4, 100, pages)])
+    tape.bind(0)
+    tape.transfer(Direction.LOAD, 1, [1, 2, 3])
+    tape.worker(Callback.START_LOAD_KV, 0)
+    tape.after(1)
+    tape.worker(Callback.WAIT_FOR_SAVE, 0)
+    tape.bind(1)
+    tape.worker(Callback.START_LOAD_KV, 1)
+    begun = tape.now
+    tape.after(10)
+    tape.worker(Callback.WAIT_FOR_SAVE, 1)
+    late = begun + int(second_loads_after_ms * 1e6)
+    tape.transfer(Direction.LOAD, 1, [1, 2, 3], rank=1, started=late, ended=late)
+    return check(tape)
+
+
+def test_a_rank_that_loads_after_its_forward_is_named_and_no_other():
+    (found,) = loaded_on_two_ranks(11)
+    assert (found.rule, found.request) == ("W2b", 1)
+    assert found.numbers["rank"] == 1
+
+
+def test_a_rank_whose_passes_run_later_than_anothers_is_not_named_for_it():
+    assert loaded_on_two_ranks(5) == []
 
 
 def test_a_rank_whose_journal_is_read_late_is_not_taken_for_a_late_rank():

@@ -113,7 +113,9 @@ class LoadedTooLate(Rule):
                 is_whole = group is not None and each.nbytes >= len(each.pages) * group.bytes_per_page
                 needed_ns = end[1] if is_whole and each.source is Source.REPORTED else end[0].started_ns
                 if _is_late(each, step, needed_ns):
-                    yield self.finding(each, request.first_build, end[0], late_ns=each.started_ns - needed_ns)
+                    yield self.finding(
+                        each, request.first_build, end[0], late_ns=each.started_ns - needed_ns, rank=source.rank
+                    )
                     return
 
 
