@@ -202,9 +202,9 @@ def test_a_foreign_file_and_a_newer_journal_are_refused_with_the_reason(tmp_path
     journal.close()
     with newer.open("r+b") as file:
         file.seek(8)
-        file.write((2).to_bytes(4, "little"))
+        file.write((9).to_bytes(4, "little"))
 
-    for path, reason in ((foreign, "is no journal"), (newer, "format 2")):
+    for path, reason in ((foreign, "is no journal"), (newer, "format 9")):
         done = tracekv_command("dump", str(path))
         assert done.returncode == 1
         assert reason in done.stderr

@@ -31,8 +31,8 @@ class MemoryJournal:
         self._slots: list[tuple[int, bytes] | None] = [None] * capacity
         self._sequence = itertools.count()
         self._encode = msgspec.msgpack.Encoder().encode
-        self.waits = memoryview(array("d", bytes(MAX_LAYERS * 16)))
-        self.saves = memoryview(array("d", bytes(MAX_LAYERS * 16)))
+        self.waits = memoryview(bytearray(MAX_LAYERS * 16)).cast("d")
+        self.saves = memoryview(bytearray(MAX_LAYERS * 16)).cast("d")
         self.in_progress = memoryview(array("q", bytes(16)))
 
     def write(self, record: Record) -> None:

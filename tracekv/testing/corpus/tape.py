@@ -150,7 +150,7 @@ class Tape:
         encoded = [
             b"".join(number.to_bytes(8, "little") for pair in pairs for number in pair) for pairs in (waits, saves)
         ]
-        self.add(LayerHooks(self.step, *encoded), rank)
+        self.add(LayerHooks(self.step, encoded[0], encoded[1]), rank)
 
     def polled(
         self, rank: int = 0, *, saving: Sequence[int] = (), loading: Sequence[int] = (), saved: Sequence[int] = (),
