@@ -12,6 +12,7 @@ from tracekv.cli.bench import bench
 from tracekv.cli.check import check
 from tracekv.cli.control import set_detail
 from tracekv.cli.demo import demo
+from tracekv.cli.diff import diff
 from tracekv.cli.doctor import doctor
 from tracekv.cli.dump import dump
 from tracekv.cli.explain import explain
@@ -41,6 +42,7 @@ app.command()(dump)
 app.command()(record)
 app.command()(replay)
 app.command()(report)
+app.command()(diff)
 app.command("set")(set_detail)
 app.add_typer(export, name="export")
 app.add_typer(bench, name="bench")

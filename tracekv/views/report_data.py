@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -396,6 +396,14 @@ def _tell(told: Data, record: Record) -> None:
             reasons = ", ".join(sorted({gap.reason.value for gap in record.gaps}))
             told["events"] = [each for each in told["events"] if not each.startswith("the watch")]
             told["events"].append(f"the watch may not have seen every byte: {reasons}")
+
+
+def summary_of(records: Iterable[Record]) -> Summary:
+    """What records add up to."""
+    view = SummaryView()
+    for record in records:
+        view.feed(record)
+    return view.summary
 
 
 def summary_data(summary: Summary) -> Data:
