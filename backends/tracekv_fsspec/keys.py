@@ -129,6 +129,9 @@ class KeyChain:
         Raises:
             UnkeyableTokens: An id outside uint32. The chain stays as it was.
         """
+        if len(tokens) == 1 and len(self._tail) + 1 < self.tokens_per_block:
+            self._tail.extend(as_uint32(tokens))  # almost every pass of a request that generates
+            return
         added = tokens if isinstance(tokens, array) else as_uint32(tokens)
         pending = self._tail + added if self._tail else added
         complete = len(pending) // self.tokens_per_block

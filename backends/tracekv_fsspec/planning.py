@@ -97,7 +97,9 @@ class Planner:
             request.report_first(data.new_tokens, with_tail=self._engine.has_partial_blocks)
         else:
             request.report_more(data.new_tokens)
-        request.add_pages(tuple(self._groups), new_block_ids(data))
+        appended = new_block_ids(data)
+        if any(appended):
+            request.add_pages(tuple(self._groups), appended)
         position = int(data.computed_position)
         if is_new:
             position += self._plan_loads(request, data, plan, loaded)

@@ -47,6 +47,8 @@ class SavePlanner:
         """
         if request.chain is None or self._engine.settings.role == "consumer":
             return
+        if request.tail is None and (request.next_save + 1) * self._engine.tokens_per_block > position + scheduled:
+            return  # almost every pass of a request that generates
         saves: dict[Shard, Copy] = {}
         dropped: dict[Shard, int] = defaultdict(int)
         for block in self._completed(request, position + scheduled):
