@@ -87,12 +87,18 @@ def lookup(
     bounding_layer_group: int | None = None,
     waited_ns: int = 0,
     key: bytes | None = None,
+    has_partial_blocks: bool = False,
 ) -> None:
-    """Report how an offer came about: what was stored, staged and offered (in tokens), and why not more."""
+    """Report how an offer came about: what was stored, staged and offered (in tokens), and why not more.
+
+    Args:
+        has_partial_blocks: Offers may begin and end inside a block; without it the rules find that suspect.
+    """
     _write(
         Lookup(
             request_id, prompt_tokens, computed_tokens, stored_tokens, staged_tokens, offered_tokens,
             list(group_tokens), bounding_layer_group, reason, waited_ns, started_ns, perf_counter_ns(), key,
+            has_partial_blocks,
         )
     )  # fmt: skip
 

@@ -304,6 +304,7 @@ class Lookup(Record, tag=41):
         bounding_layer_group: The group that ended the prefix, where one did.
         reason: Why nothing, or not more, was offered; None for a full hit.
         key: Digest of the last block of the prompt that could be offered; equal keys mean equal KV.
+        has_partial_blocks: The connector offers parts of blocks on purpose.
     """
 
     request_id: int
@@ -319,6 +320,7 @@ class Lookup(Record, tag=41):
     started_ns: int
     ended_ns: int
     key: bytes | None
+    has_partial_blocks: bool = False
 
 
 class StoreOperation(Record, tag=42):

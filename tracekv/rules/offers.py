@@ -8,6 +8,10 @@ from tracekv.rules.events import Alloc, Build, Query
 from tracekv.rules.model import By, Hit, Rule, Severity
 
 
+def _has_partial_blocks(event: Query) -> bool:
+    return event.request.lookup is not None and event.request.lookup.has_partial_blocks
+
+
 class OfferIsNoIntAndBool(Rule):
     """An offer is a tuple ``(int, bool)``.
 
@@ -79,11 +83,12 @@ class OfferPastPrompt(Rule):
 
 
 class OfferOfPartOfABlock(Rule):
-    """An offer is whole blocks.
+    """An offer is whole blocks, unless the connector reports that it has parts of blocks.
 
     Contract: not demanded; every connector read aligns down (contract.md 1.7, 10 S3).
     Runtime: the offer is honoured unaligned: the last block is loaded in part and computed in part.
-    Fix: round the offer down to ``tokens_per_block``, unless you load parts of blocks on purpose.
+    Fix: round the offer down to ``tokens_per_block``; or, if you load parts of blocks on purpose, report
+        ``tracekv.lookup(has_partial_blocks=True)`` in the query.
     """
 
     id = "S3"
@@ -93,16 +98,19 @@ class OfferOfPartOfABlock(Rule):
     def on_query(self, event: Query) -> Iterator[Hit]:
         """One query."""
         record, block = event.record, event.run.block
-        if block and record.offered_tokens > 0 and record.offered_tokens % block and not record.computed_tokens % block:
+        if not block or record.offered_tokens <= 0 or _has_partial_blocks(event):
+            return
+        if record.offered_tokens % block and not record.computed_tokens % block:
             yield self.finding(record, offered=record.offered_tokens, tokens_per_block=block)
 
 
 class OfferBehindPartOfABlock(Rule):
-    """Where the device holds part of a block, nothing is offered.
+    """Where the device holds part of a block, nothing is offered, unless the connector reports that it has parts of blocks.
 
     Contract: partial reuse on the device gives a ``num_computed_tokens`` inside a block (contract.md 1.7, 10 S3; V2 only).
     Runtime: the load begins in the middle of a page that the request has a private copy of.
-    Fix: answer ``(0, False)`` unless ``num_computed_tokens`` is a multiple of the block, or set ``enable_partial_reuse: false``.
+    Fix: answer ``(0, False)`` unless ``num_computed_tokens`` is a multiple of the block, or set ``enable_partial_reuse: false``;
+        or, if you write that page on purpose, report ``tracekv.lookup(has_partial_blocks=True)`` in the query.
     """
 
     id = "S3b"
@@ -112,7 +120,7 @@ class OfferBehindPartOfABlock(Rule):
     def on_query(self, event: Query) -> Iterator[Hit]:
         """One query."""
         record, block = event.record, event.run.block
-        if block and record.offered_tokens > 0 and record.computed_tokens % block:
+        if block and record.offered_tokens > 0 and record.computed_tokens % block and not _has_partial_blocks(event):
             yield self.finding(record, computed=record.computed_tokens, tokens_per_block=block)
 
 
