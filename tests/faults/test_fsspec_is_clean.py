@@ -30,7 +30,7 @@ def _own_store(monkeypatch, tmp_path):
     monkeypatch.setenv("TRACEKV_BUDGET_PCT", "100")
     monkeypatch.setenv("TRACEKV_FSSPEC__URL", (tmp_path / "kv").as_uri())
     monkeypatch.setenv("TRACEKV_FSSPEC__MODEL_ID", "clean")
-    monkeypatch.setenv("TRACEKV_FSSPEC__ARENA_BYTES", str(256 << 20))
+    monkeypatch.setenv("TRACEKV_FSSPEC__ARENA_BYTES", str(64 << 20))
     capture.shutdown()
     yield
     capture.shutdown()

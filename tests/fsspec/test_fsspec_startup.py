@@ -109,12 +109,15 @@ def test_both_sets_of_callbacks_are_defined():
 
 
 def test_everything_but_the_worker_runs_without_torch():
+    workers = {
+        f"tracekv_fsspec.{name}" for name in ("worker", "transfers", "moving", "loading", "gpu_copies", "testing")
+    }
     script = (
         "import importlib, pkgutil, sys\n"
         "import tracekv_fsspec\n"
         "assert tracekv_fsspec.Settings and tracekv_fsspec.Scheduler\n"
         "for module in pkgutil.walk_packages(tracekv_fsspec.__path__, 'tracekv_fsspec.'):\n"
-        "    if module.name not in ('tracekv_fsspec.worker', 'tracekv_fsspec.testing'):\n"
+        f"    if module.name not in {workers}:\n"
         "        importlib.import_module(module.name)\n"
         "heavy = {'torch', 's3fs', 'obstore', 'pytest', 'botocore', 'pydantic', 'typer', 'rich', 'opentelemetry'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

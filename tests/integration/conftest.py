@@ -15,7 +15,7 @@ def _own_session(monkeypatch, tmp_path):
     monkeypatch.setenv("TRACEKV_FSSPEC__URL", (tmp_path / "kv").as_uri())
     monkeypatch.setenv("TRACEKV_FSSPEC__MODEL_ID", "integration")
     monkeypatch.setenv("TRACEKV_FSSPEC__OFFER_WAIT_MS", "10000")
-    monkeypatch.setenv("TRACEKV_FSSPEC__ARENA_BYTES", str(256 << 20))
+    monkeypatch.setenv("TRACEKV_FSSPEC__ARENA_BYTES", str(64 << 20))
     capture.shutdown()
     yield
     capture.shutdown()
