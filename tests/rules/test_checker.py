@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.rules.traffic import busy
+from tracekv.bench.traffic import busy
 from tracekv.journal.records import TracingReduced, Transfer, WatchGapSeen, WatchReport
 from tracekv.journal.vocabulary import Callback, Direction, Source, Tier, WatchGap
 from tracekv.rules import RULES, Checker, Limits, Rule, RuleView, Severity

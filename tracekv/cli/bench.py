@@ -129,6 +129,27 @@ def lookup(
     typer.echo(body)
 
 
+@bench.command("rules")
+def judging(
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=3)] = 9,
+    as_json: AsJson = False,
+    write: Write = None,
+) -> None:
+    """What the rules cost the agent per record, with 1 to 256 requests that decode at once."""
+    from tracekv.bench.judging import body, measure
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"journals of busy engines, {rounds} interleaved rounds"):
+        cost = measure(rounds)
+    told = body(cost)
+    if write is not None:
+        page.write_part(write, "rules", "What the rules cost the agent", told)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
+        return
+    typer.echo(told)
+
+
 @contextmanager
 def _journal() -> Iterator[None]:
     """A journal for the ceilings that are measured, where ``TRACEKV_JOURNAL_DIR`` says that somebody reads journals there."""

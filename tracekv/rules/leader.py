@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add, ge
 
 from tracekv.journal.records import (
     AllocCall,
@@ -223,7 +222,7 @@ class LeaderRecords(Core):
                 if before is not None and self._is_taken(run, request, before.request, running):
                     self._tell("claim", events.Claim(run, source, record, request, before.request, group, page))
                 continue
-            if len(set(slots)) < len(slots):
+            if len(request.slots[group]) < len(slots) + begin and len(set(slots)) < len(slots):
                 self._tell("listed", events.Listed(run, source, record, request, group, slots))
             own = slots[request.shared - begin :] if request.shared > begin else slots
             for other in {held.request for held in {*map(claims.get, own)} if held is not None}:
@@ -241,23 +240,27 @@ class LeaderRecords(Core):
         return not other.left_ns and other.request_id in running and run.requests.get(other.request_id) is other
 
     def _short(self, run: Run, record: BuildCall) -> list[tuple[Request, int]]:
-        """The requests whose pages hold fewer tokens than the pass reaches."""
-        ids, covered = record.request_ids, run.covered
-        ends = map(add, record.computed_positions, record.scheduled_tokens)
-        if all(map(ge, map(covered.__getitem__, ids), ends)):
-            return []
+        """The requests whose pages hold fewer tokens than the pass reaches.
+
+        A request that generates needs another page where it begins a block, so only there it is looked at.
+        """
+        positions, scheduled, block = record.computed_positions, record.scheduled_tokens, run.block
+        if sum(scheduled) == len(scheduled):
+            looked_at = [index for index, position in enumerate(positions) if not position % block]
+        else:
+            both = enumerate(zip(positions, scheduled, strict=True))
+            looked_at = [index for index, (position, tokens) in both if tokens != 1 or not position % block]
         found = []
-        for request_id, position, scheduled in zip(
-            ids, record.computed_positions, record.scheduled_tokens, strict=True
-        ):
-            if covered[request_id] >= position + scheduled:
+        for index in looked_at:
+            request_id, end = record.request_ids[index], positions[index] + scheduled[index]
+            if run.covered[request_id] >= end:
                 continue
             request = run.requests[request_id]
             if self._is_continuous(run, record, request_id):
-                found.append((request, position + scheduled))
+                found.append((request, end))
             else:
                 request.is_whole = False
-                covered[request_id] = MOST_TOKENS
+                run.covered[request_id] = MOST_TOKENS
         return found
 
     def _asked_again(self, run: Run, record: BuildCall) -> list[Request]:

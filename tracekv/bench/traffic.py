@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.testing.corpus.tape import BLOCK, Tape
 
@@ -11,17 +13,23 @@ CHUNK = 1024
 OUTPUT = 200
 
 
-def busy(steps=1000, *, decoding=64):
-    """A tape of ``steps`` passes with about ``decoding`` requests in each."""
+def busy(steps: int = 1000, *, decoding: int = 64) -> Tape:
+    """A tape of ``steps`` passes with about ``decoding`` requests in each, once enough have come.
+
+    Prompts of 2048 tokens in two chunks, an eighth of every other one loaded; 200 tokens are generated. A request comes as often
+    as one ends, but no more than one a pass.
+    """
     pages = PROMPT // BLOCK + OUTPUT // BLOCK + 2
     slots = (decoding + 8) * pages
     tape = Tape(slots=slots, layers=LAYERS)
     free = list(range(slots))
-    running = {}
-    chunked = None
+    running: dict[int, list[Any]] = {}
+    chunked: tuple[int, list[int]] | None = None
     next_id, every = 1, max(1, OUTPUT // decoding)
     for step in range(steps):
-        new, cached, saved = [], [], []
+        new: list[tuple[int, int, int, int, list[list[int]]]] = []
+        cached: list[tuple[int, int, int, list[list[int]]]] = []
+        saved: list[tuple[int, list[int]]] = []
         if chunked is not None:
             request, mine = chunked
             cached.append((request, CHUNK, PROMPT - CHUNK, [[]]))
@@ -31,7 +39,7 @@ def busy(steps=1000, *, decoding=64):
         for request, (position, mine) in list(running.items()):
             if cached and cached[0][0] == request:
                 continue
-            more = []
+            more: list[int] = []
             if position >= len(mine) * BLOCK:
                 more = [free.pop()]
                 mine += more
@@ -50,7 +58,7 @@ def busy(steps=1000, *, decoding=64):
         tape.build(new, cached)
         tape.bind()
         for request, *_ in new:
-            if request % 2:
+            if request % 2 and chunked is not None:
                 tape.transfer(Direction.LOAD, request, chunked[1][:8])
         tape.worker(Callback.START_LOAD_KV)
         now = tape.now
