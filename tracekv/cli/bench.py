@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -129,6 +130,32 @@ def lookup(
     typer.echo(body)
 
 
+@bench.command("open")
+def opening(
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=1)] = 3,
+    records: Annotated[int, typer.Option(help="Records in the journals.", min=1000)] = 1_000_000,
+    as_json: AsJson = False,
+    write: Write = None,
+) -> None:
+    """How long a person waits until a million records are open in explain, top and report; rules on a row of their own."""
+    from tracekv.bench.opening import body, measure
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"{records:,} records, {rounds} interleaved rounds"):
+        try:
+            cost = measure(rounds, records)
+        except RuntimeError as error:
+            console.print(str(error), markup=False)
+            raise typer.Exit(1) from None
+    told = body(cost)
+    if write is not None:
+        page.write_part(write, "open", "Opening a million records", told)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
+        return
+    typer.echo(told)
+
+
 @bench.command("rules")
 def judging(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=3)] = 9,
@@ -148,6 +175,39 @@ def judging(
         sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
         return
     typer.echo(told)
+
+
+@bench.command()
+def prefill(
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=2)] = 9,
+    s3: Annotated[
+        str | None,
+        typer.Option(help="An S3 URL, for staging from there; it is left out otherwise.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    write: Write = None,
+) -> None:
+    """What loading and saving KV cost an engine, and how soon stored KV is there."""
+    from tracekv.bench.prefill import measure
+    from tracekv.bench.prefill_tables import prefill_body
+
+    console = Console(stderr=True, highlight=False)
+    if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        typer.echo(f"tracekv: this benchmark needs {missing[0]}; install tracekv[demo]", err=True)
+        raise typer.Exit(2)
+    with console.status(f"{rounds} interleaved rounds; they take minutes"):
+        try:
+            cost = measure(rounds, s3)
+        except RuntimeError as error:
+            console.print(str(error), markup=False)
+            raise typer.Exit(1) from None
+    body = prefill_body(cost)
+    if write is not None:
+        page.write_part(write, "prefill", "What the flow of KV costs an engine", body)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
+        return
+    typer.echo(body)
 
 
 @contextmanager
