@@ -53,6 +53,7 @@ FAILURES: list[tuple[Record, dict[str, Any]]] = [
     ),
     (TracerFault(1, "query", "KeyError", "x.py:1"), {"event": "instrument removed", "instrument": "query"}),
     (TracingReduced(1, True, 50_000, 30_000), {"cost_ppm": 50_000, "limit_ppm": 30_000}),
+    (TracingReduced(1, True, 0, 0, True), {"event": "calls are not recorded: the detail was switched off"}),
 ]
 
 

@@ -52,6 +52,24 @@ def test_detail_off_through_the_control_word_stops_records_and_economy_brings_th
     assert len(records(LayerHooks)) == 2
 
 
+def test_the_journal_says_once_that_the_detail_was_switched_off_and_on_again(records):
+    engine = Engine()
+    engine.step()
+    set_detail("off")
+    for _ in range(3):
+        engine.step()
+    set_detail("full")
+    engine.step()
+    told = records(TracingReduced)
+    assert [(each.is_off, each.is_reduced, each.cost_ppm, each.limit_ppm) for each in told] == [
+        (True, True, 0, 0),
+        (False, False, 0, 0),
+    ]
+    first, second = records(BuildCall)
+    assert first.ended_ns < told[0].at_ns < told[1].at_ns < second.ended_ns
+    assert second.step == first.step + 1  # the passes between were not counted: nothing else tells of them
+
+
 @pytest.fixture
 def every_step_is_judged(monkeypatch):
     monkeypatch.setattr(budget, "_WINDOW_NS", 1)

@@ -148,6 +148,43 @@ def test_while_calls_are_only_counted_nothing_is_concluded():
     assert check(tape) == []
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_after_the_detail_was_off_nothing_is_concluded_from_what_came_before(is_told):
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    tape.transfer(Direction.SAVE, 1, [1, 2, 3])
+    if is_told:
+        tape.add(TracingReduced(tape.now, True, 0, 0, True))
+    # The engine runs on unseen: request 1 is given and returned, request 2 comes and decodes past a block, request 3 is kept.
+    tape.after(10)
+    if is_told:
+        tape.add(TracingReduced(tape.now, False, 0, 0))
+    tape.decode(2, 200)
+    tape.polled(saved=[3])
+    tape.decode(2, 201)
+    assert names(check(tape)) == ([] if is_told else ["W3"])
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_rank_whose_detail_was_off_is_not_taken_for_one_that_lags(is_told):
+    tape = Tape(ranks=2)
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    for rank in range(2):
+        tape.transfer(Direction.SAVE, 1, [1, 2, 3], rank=rank)
+    if is_told:
+        tape.add(TracingReduced(tape.now, True, 0, 0, True), rank=1)
+    tape.polled(0, saving=[1], saved=[1])  # rank 1 does the same, unseen
+    tape.after(20)
+    if is_told:
+        tape.add(TracingReduced(tape.now, False, 0, 0), rank=1)
+    for _ in range(30):
+        tape.after(1000)
+        tape.decode(2, 200)
+    assert [name for name in names(check(tape)) if name == "W4"] == ([] if is_told else ["W4"])
+
+
 def test_a_replay_is_asked_about_again_and_is_no_fault():
     tape = Tape()
     tape.prefill(1, 100, [[1, 2, 3, 4]])

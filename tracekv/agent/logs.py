@@ -161,12 +161,14 @@ class LogListener:
                     where=record.where,
                 )
             case TracingReduced():
-                what = (
-                    "calls are only counted: tracing takes too much"
-                    if record.is_reduced
-                    else "calls are recorded again"
-                )
-                self._warn(source, what, None, cost_ppm=record.cost_ppm, limit_ppm=record.limit_ppm)
+                if record.is_off:
+                    self._warn(source, "calls are not recorded: the detail was switched off", None)
+                elif record.is_reduced:
+                    what = "calls are only counted: tracing takes too much"
+                    self._warn(source, what, None, cost_ppm=record.cost_ppm, limit_ppm=record.limit_ppm)
+                else:
+                    what = "calls are recorded again"
+                    self._warn(source, what, None, cost_ppm=record.cost_ppm, limit_ppm=record.limit_ppm)
             case Finding():
                 self._totals["findings"] += 1
                 if record.severity in _WARNED:

@@ -155,11 +155,14 @@ class Recorder:
             share, limit = round(self._budget.share * 1e6), self._budget.limit_ppm
             self._session.tell_budget(TracingReduced(now_ns, self._budget.is_reduced, share, limit))
         if is_changed or wants_off is not self._is_off:
-            self._is_off = wants_off
             hooks.is_off = wants_off or self._budget.is_reduced
             if hooks.is_off:
                 self.flush_hooks()
                 hooks.pause()
+            if wants_off is not self._is_off:
+                self._is_off = wants_off
+                if self._session.switches(wants_off):
+                    self.write(TracingReduced(now_ns, hooks.is_off, 0, 0, wants_off))
 
     def enter_bring_up(self, code: int) -> int:
         """As :meth:`enter`, for the callbacks of bring-up, which may come on another thread than the loop's."""

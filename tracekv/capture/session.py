@@ -71,6 +71,7 @@ class Session:
         self.observation: Observation | None = None
         self._run_id = b""
         self._faults: set[str] = set()
+        self._is_off = False
         digest = xxhash.xxh3_128_digest(msgspec.json.encode(settings, order="deterministic"))
         journal.write(SettingsSeen(digest))
 
@@ -140,6 +141,11 @@ class Session:
             )
         else:
             log.info("tracekv: calls are recorded in full again")
+
+    def switches(self, is_off: bool) -> bool:
+        """Whether the detail was switched off, or on again, since this was last asked: once for all traced instances."""
+        was_off, self._is_off = self._is_off, is_off
+        return was_off is not is_off
 
     def start_agent(self) -> None:
         """Start what reads the journal, if the settings ask for it."""

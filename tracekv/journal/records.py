@@ -94,12 +94,19 @@ class TracerFault(Record, tag=6):
 
 
 class TracingReduced(Record, tag=7):
-    """Tracing took more than its share of the engine thread (parts per million): from here on calls are only counted, or no more."""
+    """Less is recorded from here on, or everything again: tracing took more than its share of the engine thread (parts per million),
+    so calls are only counted, or somebody switched the detail of the running engine.
+
+    Attributes:
+        is_off: The detail was set to ``off``: until the next record of this kind there is none of any callback, in this process.
+            Cost and limit aren't judged then, and are 0.
+    """
 
     at_ns: int
     is_reduced: bool
     cost_ppm: int
     limit_ppm: int
+    is_off: bool = False
 
 
 class Call(Record, tag=10):

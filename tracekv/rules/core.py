@@ -54,6 +54,7 @@ class Core:
         if source.has_scheduler:
             self._forget(run)
         else:
+            run.completions.clear()  # what it returned meanwhile isn't known
             for request in run.requests.values():
                 request.is_whole = False
 

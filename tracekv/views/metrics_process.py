@@ -394,7 +394,8 @@ class ProcessMetrics:
 
     def _reduced(self, record: TracingReduced) -> None:
         self._saw(record.at_ns)
-        self._cost_ppm = record.cost_ppm
+        if record.limit_ppm:  # else the detail was switched, and cost isn't what it is about
+            self._cost_ppm = record.cost_ppm
         self._is_reduced = record.is_reduced
 
 

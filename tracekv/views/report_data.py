@@ -390,6 +390,8 @@ def _tell(told: Data, record: Record) -> None:
             told["settings"] = record.digest.hex()[:16]
         case TracerFault():
             told["events"].append(f"the instrument {record.instrument} failed ({record.error}) and was removed")
+        case TracingReduced() if record.is_off:
+            told["events"].append("the detail was switched off for a while: no call was recorded")
         case TracingReduced() if record.is_reduced:
             told["events"].append("tracing took more than its share: calls were only counted for a while")
         case WatchReport() if not record.is_complete:

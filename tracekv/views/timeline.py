@@ -286,7 +286,8 @@ def _moment(record: Drop | Prefetch | Enqueued | Finding | TracerFault | Tracing
         case TracerFault():
             name, error = f"tracer fault: {record.instrument}", record.error
         case TracingReduced():
-            name = "tracing reduced" if record.is_reduced else "tracing as before"
+            reduced = "tracing off" if record.is_off else "tracing reduced"
+            name = reduced if record.is_reduced else "tracing as before"
     request_id: int | None = getattr(record, "request_id", None)
     requests = () if request_id is None else (request_id,)
     return _bar(_EVENTS, name, record.at_ns, record.at_ns, record, requests, getattr(record, "step", 0), error)
