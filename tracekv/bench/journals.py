@@ -6,6 +6,7 @@ persistent connector write, with a clock of its own: the files are real rings an
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from collections.abc import Sequence
@@ -221,6 +222,9 @@ class Engine:
             for group, pages in enumerate(each.pages)
         ]  # fmt: skip
 
+    def _key(self, each: _Live, group: int, rank: int) -> bytes:
+        return hashlib.blake2b(self._run + struct.pack("<qqq", each.request_id, group, rank), digest_size=16).digest()
+
     def _stored(self, fresh: Sequence[_Live]) -> None:
         """The stager's work, from its thread."""
         work = []
@@ -233,7 +237,7 @@ class Engine:
                     begun = self._now - 2_000 * _US
                     work += [
                         StoreOperation(
-                            operation, Outcome.OK, "local", None, bytes(16), each.request_id, group, rank, count,
+                            operation, Outcome.OK, "local", None, self._key(each, group, rank), each.request_id, group, rank, count,
                             count * _PAGE_BYTES, 1, begun, begun + 900 * _US, 100 * _US, 700 * _US, 100 * _US, "closed", None,
                         )
                         for group in range(_GROUPS)

@@ -32,6 +32,7 @@ _WORDS = {
     "compute": "computing, with no KV moving",
     "between": "between passes",
     "held": "finished, pages held",
+    "untold": "not told: calls were only counted",
 }
 _BAR = 16
 _LABEL = 10

@@ -25,6 +25,8 @@ from tracekv.views.runs import Run, runs_of
 from tracekv.views.verdict import duration, named, plain, root_cause
 
 _NEAREST = 5
+#: What tables show of a run's label; `--run` takes any beginning of it.
+_SHORT = 8
 _LISTS = ("loading_given", "saving_given", "loading_returned", "saving_returned")
 
 
@@ -53,12 +55,7 @@ class Teller:
         self._hashed = hashed
         self._trace_url = trace_url
         self._findings: list[Finding] | None = None
-        self.notes = [*scan.left_out]
-        for process in scan.processes:
-            self.notes += [
-                f"tracekv: {path} is cut short: {cut} bytes after its last whole entry are left out"
-                for path, cut in process.truncated_bytes.items()
-            ]
+        self.notes = scan.notes
 
     def runs(self, label: str | None) -> list[Run]:
         """The runs of a label, or all; in the order of their starts.
@@ -67,7 +64,7 @@ class Teller:
             NoJournals: There is no such run.
         """
         found = runs_of(self._scan.processes)
-        wanted = [run for run in found if label in (None, run.label)]
+        wanted = [run for run in found if label is None or run.label.startswith(label)]
         if not wanted:
             raise NoJournals(
                 f"tracekv: there is no run {label}. Runs here: {', '.join(run.label for run in found[-8:])}"
@@ -83,6 +80,9 @@ class Teller:
             NoJournals: There is none; the nearest are named.
         """
         found = [(run, request_id) for run in runs if (request_id := self._id_in(run, request)) is not None]
+        if not found and request.isdecimal() and int(request) < 1 << 64:
+            # Without a beginning or an end, it may be named by what is in between.
+            found = [(run, int(request)) for run in runs if any(each.of_request(int(request)) for each in run.segments)]
         if not found:
             raise NoJournals(self._unknown(request, runs))
         if len(found) > 1:
@@ -93,12 +93,13 @@ class Teller:
         return Chosen(*found[-1])
 
     def _id_in(self, run: Run, request: str) -> int | None:
-        if (
-            request.isdecimal()
-            and int(request) < 1 << 64
-            and any(each.of_request(int(request)) for each in run.segments)
-        ):
-            return int(request)
+        """The id of a request that begins or ends in a run, by its number or digest."""
+        if request.isdecimal() and int(request) < 1 << 64:
+            return (
+                int(request)
+                if any(each.names(int(request), QueryCall, Enqueued, FinishCall) for each in run.segments)
+                else None
+            )
         if len(request) == 16:
             for known in _known(run):
                 if run.request_label(known, hashed=True) == request:
@@ -224,7 +225,7 @@ class Teller:
             "prompt",
             "device",
             "served",
-            "for its KV",
+            "KV time",
             "stall",
             "why not more",
         ):
@@ -234,7 +235,7 @@ class Teller:
             assert row is not None
             assert request_id is not None
             table.add_row(
-                run.request_label(request_id, hashed=self._hashed), *([run.label] if several else []),
+                run.request_label(request_id, hashed=self._hashed), *([run.label[:_SHORT]] if several else []),
                 "" if row.prompt_tokens is None else f"{row.prompt_tokens:,}", f"{row.computed_tokens:,}", f"{row.served_tokens:,}",
                 duration(row.kv_ns), duration(row.stall_ns), row.miss_reason.value if row.miss_reason else "",
             )  # fmt: skip
@@ -264,7 +265,11 @@ class Teller:
             for one in {(one.rule, one.severity, one.what): one for one in found}.values():
                 cause = f" (from {one.caused_by})" if one.caused_by else ""
                 table.add_row(
-                    label, *([each.run.label] if several else []), one.rule, one.severity, plain(one.what) + cause
+                    label,
+                    *([each.run.label[:_SHORT]] if several else []),
+                    one.rule,
+                    one.severity,
+                    plain(one.what) + cause,
                 )
         console.print(table)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from tracekv.views.facts import callback_name
 from tracekv.views.top import COUNTED, ProcessLine, Seen, Top, TopView
 
 #: The latest records of a process, of which all kinds are read: what it is in the middle of is told by these.
-LATEST = 8_192
+LATEST = 4_096
 #: So many records are judged from the beginning; of more, only what is written from now on.
 JUDGED = 50_000
 _EXPLAINS = (ProcessStarted, ConnectorWrapped, RunJoined, RegisterCall)
@@ -28,19 +29,12 @@ _EXPLAINS = (ProcessStarted, ConnectorWrapped, RunJoined, RegisterCall)
 class Followed:
     """One process: what was scanned of it, and its ring from there on."""
 
-    def __init__(self, process: ProcessScan, *, window_s: float) -> None:
+    def __init__(self, process: ProcessScan, view: TopView) -> None:
         self.process = process
         self.facts = process.facts
-        self.view = TopView(window_s=window_s)
+        self.view = view
         self.records, self.lost = process.records, process.lost
         self.cursor = process.next_sequence
-        latest = max(0, self.cursor - LATEST)
-        for record in process.select(*_EXPLAINS, last=latest):
-            self.view.inflight.feed(record)
-        for record in process.select(*COUNTED, last=latest):
-            self.view.count(record)
-        for record in process.select(first=latest):
-            self.view.feed(record)
         self._ring = process.ring
         if self._ring is not None:
             self._ring.follow_from(self.cursor, process.ring_positions)
@@ -86,6 +80,19 @@ class Followed:
         return Seen(self.view, line, now_ns, facts.run, undecodable)
 
 
+def view_of(process: ProcessScan, *, window_s: float) -> TopView:
+    """What was scanned of a process, in a view."""
+    view = TopView(window_s=window_s)
+    latest = max(0, process.next_sequence - LATEST)
+    for record in process.select(*_EXPLAINS, last=latest):
+        view.inflight.feed(record)
+    for record in process.select(*COUNTED, last=latest):
+        view.recall(record)
+    for record in process.select(first=latest):
+        view.feed(record)
+    return view
+
+
 class Following:
     """All processes at some paths.
 
@@ -117,8 +124,8 @@ class Following:
             )
             for process in found.processes:  # what was passed over is a gap
                 self._checker.lost(source_name(process.facts), 1)
-        self.followed = [Followed(process, window_s=window_s) for process in found.processes]
-        self.notes = list(found.left_out)
+        self.followed = self._follow(found)
+        self.notes = found.notes
 
     def refresh(self) -> None:
         """Read on, and look for processes that are new."""
@@ -137,7 +144,11 @@ class Following:
         self._scans.append(found)
         self._known.add(file)
         judge_scanned(found.processes, self._checker)
-        self.followed += [Followed(process, window_s=self._window_s) for process in found.processes]
+        self.followed += self._follow(found)
+
+    def _follow(self, found: Scan) -> list[Followed]:
+        views = found.map(functools.partial(view_of, window_s=self._window_s))
+        return [Followed(process, view) for process, view in zip(found.processes, views, strict=True)]
 
     def top(self) -> Top:
         """Everything, as it is now."""

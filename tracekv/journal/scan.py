@@ -277,6 +277,15 @@ class Scan:
         """Records of all processes that were overwritten, or never got whole."""
         return sum(process.lost for process in self.processes)
 
+    @property
+    def notes(self) -> list[str]:
+        """What a person has to know of the files: those left out, and archives that are cut short."""
+        cut = {path: nbytes for process in self.processes for path, nbytes in process.truncated_bytes.items()}
+        return [
+            *self.left_out,
+            *(f"tracekv: {path} is cut short: {n} bytes after its last whole entry are left out" for path, n in cut.items()),
+        ]
+
     def map(self, work: Callable[[ProcessScan], T]) -> list[T]:
         """What ``work`` makes of each process, in their order; done on several cores by forked children, so it has to be picklable."""
         tasks = [functools.partial(work, process) for process in self.processes]

@@ -13,6 +13,7 @@ it, on the leader's clock. Every nanosecond of it is one part's:
 ``hidden``     its KV moved while its pass computed
 ``compute``    its pass computed, and none of its KV moved
 ``held``       it was finished, and its pages were kept for the connector
+``untold``     tracing had taken more than its share, so calls were only counted and passes aren't known
 ``queue``      none of these, before its first pass
 ``between``    none of these, after that
 =============  =========================================================================================================
@@ -24,7 +25,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tracekv.journal.records import BindCall, Call, IdlePolls, LayerHooks, QueryCall, Record, StoreOperation, Transfer
+from tracekv.journal.records import (
+    BindCall,
+    Call,
+    CallCounts,
+    IdlePolls,
+    LayerHooks,
+    QueryCall,
+    Record,
+    StoreOperation,
+    Transfer,
+)
 from tracekv.journal.vocabulary import Callback, Direction, Operation, Source
 from tracekv.views import ids, timing
 from tracekv.views.runs import Clock, Run, Segment, clock_of
@@ -32,7 +43,7 @@ from tracekv.views.sampling import Callers
 from tracekv.views.story import Moved, Story
 from tracekv.views.timing import Interval
 
-PARTS = ("queue", "lookup", "read", "verify", "copy", "stall", "hidden", "compute", "between", "held")
+PARTS = ("queue", "lookup", "read", "verify", "copy", "stall", "hidden", "compute", "between", "held", "untold")
 #: How much later than a call its record, and those of other threads, may lie among the records.
 _SLACK = 64
 
@@ -193,6 +204,10 @@ def explain(run: Run, request_id: int, *, hashed: bool = False) -> Explanation |
     result.records_lost = sum(segment.process.lost for segment in run.segments)
     result.windows = {group: each.window_size or 0 for group, each in leader.facts.groups.items()}
     result.tokens_per_block = leader.facts.tokens_per_block
+    if parts["untold"]:
+        result.notes.append(
+            "tracing took more than TRACEKV_BUDGET_PCT of the engine thread meanwhile: calls were only counted"
+        )
     if not result.is_finished:
         result.inside = next((inside for segment in run.segments if (inside := _inside(segment))), None)
     return result
@@ -241,6 +256,7 @@ class _Timeline:
         self._moving_steps: set[int] = set()
         #: Stalls that the connector told, by pass: for passes whose hooks aren't recorded.
         self._told_stalls: dict[int, list[Interval]] = {}
+        self._untold: list[Interval] = []
         self._last_ns = 0
 
     def take(self, records: Sequence[Record], clock: Clock) -> None:
@@ -275,7 +291,10 @@ class _Timeline:
             self._read.append((copy_began - record.verify_ns - record.read_ns, copy_began - record.verify_ns))
 
     def take_passes(self, segment: Segment, clock: Clock, story: Story) -> None:
-        """The passes that the request was in, as one rank ran them."""
+        """The passes that the request was in, as one rank ran them, and when that isn't told."""
+        for record in segment.select(CallCounts):
+            if isinstance(record, CallCounts):
+                self._untold.append((clock(record.started_ns), clock(record.ended_ns)))
         if not story.first_step or story.first_pass_ns is None:
             return
         process = segment.process
@@ -342,6 +361,7 @@ class _Timeline:
             "read": self._read,
             "verify": self._verify,
             "copy": loading,
+            "untold": self._untold,
             "queue": [(begin, first_pass)],
         }
         found = timing.partition(begin, end, layers, "between")

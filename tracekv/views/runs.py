@@ -53,6 +53,10 @@ class Segment:
         end = self.last if last is None else min(last, self.last)
         return self.process.numbered(*kinds, first=max(first, self.first), last=end)
 
+    def names(self, request_id: int, *kinds: type[Record]) -> bool:
+        """Whether a record of some kinds names a request."""
+        return any(True for _ in self.process.of_request(request_id, *kinds, first=self.first, last=self.last))
+
     def of_request(self, request_id: int) -> list[tuple[int, Record]]:
         """The records that name a request, or list it, with their numbers; kept, since each question about it asks for them."""
         found = self._named.get(request_id)

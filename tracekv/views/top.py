@@ -7,7 +7,7 @@ done in all needs a few kinds of all of them: :data:`COUNTED` says which.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,8 @@ from tracekv.journal.records import (
     AllocCall,
     Call,
     Finding,
+    FinishCall,
+    FinishedCall,
     IdlePolls,
     Lookup,
     QueryCall,
@@ -31,7 +33,8 @@ from tracekv.views.inflight import WAITS_FOR_SAVE, InFlightView, all_moves
 
 #: Kinds that are counted from the beginning; the others matter for what is going on now.
 COUNTED: tuple[type[Record], ...] = (
-    QueryCall, Lookup, AllocCall, Transfer, StoreCeiling, Finding, TracerFault, TracingReduced,
+    QueryCall, Lookup, AllocCall, FinishCall, FinishedCall, Transfer, StoreOperation, StoreCeiling, Finding, TracerFault,
+    TracingReduced,
 )  # fmt: skip
 #: The row of a store's own operations, beside the layer groups.
 STORE_ROW = -1
@@ -77,6 +80,19 @@ class TopView:
         """Take a record, for what is going on and for what is counted."""
         self.inflight.feed(record)
         self.count(record)
+
+    def recall(self, record: Record) -> None:
+        """Take a record of long ago: it is counted, and what may be open since then, a parked load or held pages, is kept."""
+        self.count(record)
+        match record:
+            case QueryCall():
+                if record.is_async and record.offered_tokens:
+                    self.inflight.feed(record)
+            case AllocCall():
+                if record.request_id in self.inflight.requests:
+                    self.inflight.feed(record)
+            case FinishCall() | FinishedCall():
+                self.inflight.feed(record)
 
     def count(self, record: Record) -> None:
         """Take a record for what is counted only."""
@@ -243,7 +259,7 @@ def screen(
     """All processes in one struct."""
     top = Top(
         at_unix_ns, window_s, [each.line for each in seen], _moves(seen, hashed=hashed),
-        dict(sum((each.view.tokens for each in seen), Counter())), dict(sum((each.view.missed for each in seen), Counter())),
+        _sum(each.view.tokens for each in seen), _sum(each.view.missed for each in seen),
         _rates(seen, window_s), 0.0, 0.0, 0.0, 0, 0, 0, 0.0, dict(rules), judged,
         sum(each.undecodable for each in seen), sum(each.view.faults for each in seen), sum(each.view.is_reduced for each in seen),
     )  # fmt: skip
@@ -261,6 +277,13 @@ def screen(
         for (severity, rule), times in view.rules.items():
             top.rules[f"{severity} {rule}"] = top.rules.get(f"{severity} {rule}", 0) + times
     return top
+
+
+def _sum(counters: Iterable[Counter[str]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counters:
+        total.update(each)
+    return dict(total)
 
 
 def _moves(seen: Sequence[Seen], *, hashed: bool) -> list[MoveLine]:

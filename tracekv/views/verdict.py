@@ -156,7 +156,7 @@ def _served(told: Explanation) -> str:
     if _is_cut(told):
         return f"partial hit: {came}; the runtime took {served:,} of {story.offered_tokens:,} offered tokens"
     if story.miss_reason is not None and story.miss_reason is not MissReason.ON_DEVICE:
-        return f"partial hit: {came}; then {_reason(told, story.miss_reason)}"
+        return f"partial hit: {came}; after them, {_reason(told, story.miss_reason)}"
     return f"hit: {came}"
 
 
@@ -180,13 +180,8 @@ def _missed(told: Explanation) -> str:
 
 
 def _reason(told: Explanation, reason: MissReason) -> str:
-    story = told.story
-    bound = story.bounding_layer_group
-    window = told.windows.get(bound, 0) if bound is not None else 0
-    group = "" if bound is None else f" (layer group {bound}{f', window {window}' if window else ''}, bounds it)"
-    behind = (
-        f" behind {story.stored_tokens:,} stored tokens"
-        if reason is MissReason.NOT_STORED and story.stored_tokens
-        else ""
-    )
-    return f"{MISSES[reason][0]}{behind}{group}"
+    bound = told.story.bounding_layer_group
+    if bound is None:
+        return MISSES[reason][0]
+    window = told.windows.get(bound, 0)
+    return f"{MISSES[reason][0]} (layer group {bound}{f' of window {window:,}' if window else ''} bounds it)"

@@ -1,0 +1,224 @@
+"""A request explained from records written by hand: what is told, and that the parts of its time add up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.journaled import write_journals
+from tracekv.journal.records import CallCounts, Enqueued, StoreOperation, Transfer
+from tracekv.journal.scan import scan
+from tracekv.journal.vocabulary import Direction, MissReason, Operation, Outcome, Source, Tier
+from tracekv.testing.corpus.tape import Tape
+from tracekv.views.explain import PARTS, explain
+from tracekv.views.runs import runs_of
+from tracekv.views.verdict import MISSES, kind, verdict
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def told(tmp_path):
+    scans = []
+
+    def tell(tape, request=1):
+        folder = tmp_path / str(len(scans))
+        folder.mkdir()
+        scans.append(scan([write_journals(folder, tape.records)]))
+        (run,) = runs_of(scans[-1].processes)
+        return explain(run, request)
+
+    yield tell
+    for each in scans:
+        each.close()
+
+
+def move(tape, begin, end, *, rank=0, group=0, read=0, verify=0, copy=0, stall=0, way=Direction.LOAD, error=None):
+    tape.add(
+        Transfer(
+            way, Source.REPORTED, Tier.DISK, 1, tape.step, group, [1, 2], 8192, 64, begin, end, 0, read, verify, copy, stall, error
+        ),
+        rank,
+    )  # fmt: skip
+
+
+def test_a_hit_is_told_with_its_tokens_its_bytes_and_its_time(told):
+    tape = Tape(ranks=2, groups=2)
+    tape.lookup(1, 100, 0, 64, stored=64, group_tokens=[64, 64], reason=MissReason.NOT_STORED, bounding=1)
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4], [1, 2, 3, 4]])
+    tape.after(5)
+    tape.build([(1, 64, 36, 100, [[1, 2, 3, 4], [1, 2, 3, 4]])])
+    for rank in (0, 1):
+        tape.bind(rank)
+        for group in (0, 1):
+            move(tape, tape.now, tape.now + 200_000, rank=rank, group=group)
+        tape.worker(38, rank)
+        tape.after(1)
+        tape.worker(41, rank)
+    tape.finish(1)
+    found = told(tape)
+    story = found.story
+    assert (story.prompt_tokens, story.offered_tokens, story.honoured_tokens) == (100, 64, 64)
+    assert found.tokens(Direction.LOAD) == 64
+    assert found.nbytes(Direction.LOAD) == 4 * 8192
+    assert [(rank, moved.layer_group, moved.tier) for rank, moved in found.moved()] == [
+        (rank, group, Tier.DISK) for group in (0, 1) for rank in (0, 1)
+    ]
+    assert sum(found.parts.values()) == found.whole_ns > 5 * MS
+    assert found.parts["queue"] >= 5 * MS
+    assert found.parts["lookup"] == 10_000
+    assert found.parts["hidden"] > 0
+    assert found.is_finished
+    assert verdict(found).startswith("partial hit: 64 of 100 prompt tokens came from the store in ")
+    assert "layer group 1 bounds it" in verdict(found)
+    assert kind(found) == "partial"
+
+
+@pytest.mark.parametrize("reason", MissReason)
+def test_every_reason_for_a_miss_has_words_and_advice(told, reason):
+    tape = Tape()
+    tape.lookup(1, 100, reason=reason)
+    tape.query(1, 100)
+    found = told(tape)
+    assert verdict(found) == f"miss: {reason.value} - {MISSES[reason][0]}; {MISSES[reason][1]}"
+    assert kind(found) == "miss"
+
+
+def test_a_store_read_before_the_pass_is_time_of_its_own(told):
+    tape = Tape()
+    tape.query(1, 100, 0, 64, is_async=True)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    begun = tape.now
+    read = StoreOperation(
+        Operation.READ, Outcome.OK, "local", None, None, 1, 0, 0, 2, 8192, 1, begun, begun + 9 * MS, MS, 6 * MS, 2 * MS, "closed", None
+    )  # fmt: skip
+    tape.after(10)
+    tape.add(read)
+    tape.polled(loading=[1], loaded=[1])
+    tape.build([(1, 64, 36, 100, [[1, 2, 3, 4]])])
+    move(tape, tape.now, tape.now + 5_000, copy=5_000)
+    tape.forward()
+    tape.finish(1)
+    found = told(tape)
+    assert (found.parts["read"], found.parts["verify"]) == (6 * MS, 2 * MS)
+    assert sum(found.parts.values()) == found.whole_ns
+    assert found.story.store_reads.nbytes == 8192
+
+
+def test_a_pass_that_waits_for_its_layers_stalls(told):
+    tape = Tape(layers=2)
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    tape.build([(1, 64, 36, 100, [[1, 2, 3, 4]])])
+    tape.bind()
+    tape.worker(38)
+    began = tape.now
+    tape.after(8)
+    move(tape, began, began + 6 * MS)
+    tape.hooks([(began, began + 2 * MS), (began + 4 * MS, began + 5 * MS)], [(0, 0), (0, 0)])
+    tape.worker(41)
+    tape.finish(1)
+    found = told(tape)
+    assert found.parts["stall"] == 3 * MS + 10_000 + 10_000  # both waits, start_load_kv and wait_for_save
+    assert found.parts["hidden"] == 3 * MS
+    assert found.load_hidden_ns == 3 * MS
+    assert sum(found.parts.values()) == found.whole_ns
+
+
+def test_held_pages_and_the_rank_that_was_last_are_told(told):
+    tape = Tape(ranks=2)
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    tape.polled(0, saving=[1], saved=[1])
+    tape.after(7)
+    tape.polled(1, saving=[1], saved=[1])
+    found = told(tape)
+    assert found.story.held_pages == 4
+    rank, skew_ns = found.last_rank(Direction.SAVE)
+    assert rank == 1
+    assert skew_ns == 7 * MS + 10_000
+    assert found.last_rank(Direction.LOAD) is None
+    assert found.parts["held"] >= 7 * MS
+    assert sum(found.parts.values()) == found.whole_ns
+
+
+def test_the_whole_begins_where_the_request_was_enqueued_and_joins_its_callers_trace(told):
+    tape = Tape()
+    tape.add(Enqueued(tape.now, 1, None, 100, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
+    tape.after(20)
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    found = told(tape)
+    assert found.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert found.parts["queue"] >= 20 * MS
+    assert found.whole_ns == sum(found.parts.values())
+
+
+def test_a_failed_load_is_the_verdict(told):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    move(tape, tape.now, tape.now + MS, error="TimeoutError")
+    assert verdict(told(tape)).startswith("failed: load: TimeoutError")
+
+
+def test_time_in_which_calls_were_only_counted_is_nobodys(told):
+    tape = Tape()
+    tape.query(1, 100)
+    began = tape.now
+    tape.after(30)
+    tape.add(CallCounts(0, began, tape.now, [(38, 10, 1000, 100)]))
+    tape.finish(1)
+    found = told(tape)
+    assert found.parts["untold"] == 30 * MS
+    assert any("TRACEKV_BUDGET_PCT" in note for note in found.notes)
+
+
+def test_nothing_names_a_request_that_was_not_there(told):
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    assert told(tape, 2) is None
+
+
+moments = st.integers(-3_000_000, 30_000_000)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    loads=st.lists(st.tuples(moments, moments, *[st.integers(0, 5_000_000)] * 4, st.sampled_from([0, 1])), max_size=5),
+    reads=st.lists(st.tuples(moments, moments, *[st.integers(0, 5_000_000)] * 3), max_size=3),
+    hooks=st.lists(st.tuples(moments, moments), min_size=1, max_size=4),
+    keeps=st.booleans(),
+)
+def test_the_parts_add_up_to_the_whole_whatever_is_recorded(told, loads, reads, hooks, keeps):
+    tape = Tape(ranks=2, layers=4)
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    zero = tape.now
+    tape.after(3)
+    tape.build([(1, 64, 36, 100, [[1, 2, 3, 4]])])
+    for rank in (0, 1):
+        tape.bind(rank)
+        tape.worker(38, rank)
+        for begin, end, read, verify, copy, stall, owner in loads:
+            if owner == rank:
+                move(tape, zero + begin, zero + end, rank=rank, read=read, verify=verify, copy=copy, stall=stall)
+        tape.after(8)
+        tape.hooks([(zero + begin, zero + end) for begin, end in hooks], [(0, 0)] * len(hooks), rank)
+        tape.worker(41, rank)
+    for begin, end, queued, transfer, verify in reads:
+        tape.add(
+            StoreOperation(
+                Operation.READ, Outcome.OK, "local", None, None, 1, 0, 0, 2, 8192, 1, zero + begin, zero + end, queued, transfer,
+                verify, "closed", None,
+            )
+        )  # fmt: skip
+    tape.finish(1, keeps=keeps, pages=[[1, 2]])
+    tape.after(2)
+    tape.polled(0, saving=[1], saved=[1])
+    found = told(tape)
+    assert list(found.parts) == list(PARTS)
+    assert sum(found.parts.values()) == found.whole_ns
+    assert all(part >= 0 for part in found.parts.values())
+    assert 0 <= found.load_hidden_ns <= found.load_ns

@@ -1,0 +1,129 @@
+"""How long a person waits for a million records to open, and how much memory that takes: each command in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracekv.bench.journals import write_journals
+from tracekv.bench.rounds import Spread, interleave
+
+#: A request of the last run, in the middle of it.
+_REQUEST = 2100
+_SAMPLE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One command.
+
+    Attributes:
+        seconds: From the start of its process to its end.
+        peak_mb: Memory (PSS) of it and its children together, at the most that was seen; looked at every 20 ms.
+    """
+
+    name: str
+    seconds: Spread
+    peak_mb: Spread
+
+
+@dataclass(frozen=True)
+class OpeningCost:
+    """All of them, over the same directory."""
+
+    records: int
+    journal_mb: float
+    rounds: int
+    commands: tuple[Opening, ...]
+
+
+def measure(rounds: int, records: int) -> OpeningCost:
+    """Write journals of ``records`` records, and open them with each command, in interleaved rounds.
+
+    Raises:
+        RuntimeError: A command failed, with what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="tracekv-bench-") as folder:
+        directory = Path(folder) / "journals"
+        directory.mkdir()
+        written = write_journals(directory, records)
+        nbytes = sum(path.stat().st_size for path in directory.iterdir())
+        commands = {
+            "explain": ["explain", str(_REQUEST), str(directory)],
+            "top": ["top", "--once", str(directory)],
+            "report": ["report", str(directory), "-o", str(Path(folder) / "report.html")],
+            "rules": ["explain", "--violations", str(directory)],
+        }
+        peaks: dict[str, list[float]] = {name: [] for name in commands}
+
+        def run(name: str) -> float:
+            seconds, peak_mb = _run(commands[name])
+            peaks[name].append(peak_mb)
+            return seconds
+
+        seconds = interleave({name: lambda name=name: run(name) for name in commands}, rounds)  # type: ignore[misc]  # a default binds
+    found = tuple(Opening(name, Spread.of(seconds[name]), Spread.of(peaks[name])) for name in commands)
+    return OpeningCost(written, nbytes / 1e6, rounds, found)
+
+
+def _run(arguments: Sequence[str]) -> tuple[float, float]:
+    """Wall seconds and peak memory in MB of one command."""
+    with tempfile.TemporaryFile() as said:
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "tracekv.cli", *arguments]
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        peak = 0
+        while True:
+            peak = max(peak, _tree_pss(process.pid))
+            try:
+                code = process.wait(_SAMPLE_S)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        seconds = time.perf_counter() - began
+        if code:
+            said.seek(0)
+            told = said.read().decode(errors="replace").strip()
+            raise RuntimeError(f"tracekv: `tracekv {arguments[0]}` ended with {code}: {told[-500:]}")
+    return seconds, peak / 1e6
+
+
+def _tree_pss(pid: int) -> int:
+    """Bytes of a process and its children, shared pages counted once."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has just ended
+        return 0
+    own = next((int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+    return own + sum(_tree_pss(int(child)) for child in children)
+
+
+def body(cost: OpeningCost) -> str:
+    """The part of docs/performance.md."""
+    from tracekv.bench import page
+
+    goals = {"rules": ("", "")}
+    rows = []
+    for each in cost.commands:
+        seconds, memory = goals.get(each.name, ("<= 5", "<= 500"))
+        rows.append((f"`{_SHOWN[each.name]}`", each.seconds, seconds, each.peak_mb, memory))
+    told = (
+        f"{page.machine('msgspec', 'rich')}. A directory of {cost.records:,} records ({cost.journal_mb:,.0f} MB) of four runs "
+        f"of two ranks, half as ring files, half as archives; {cost.rounds} rounds, a process of its own each time. The last row "
+        "judges every record; the others run no rules, but `explain` those of its one request."
+    )
+    return f"{told}\n\n{page.table(('', 's', 'goal', 'MB', 'goal'), rows)}"
+
+
+_SHOWN = {
+    "explain": "tracekv explain REQUEST",
+    "top": "tracekv top --once",
+    "report": "tracekv report",
+    "rules": "tracekv explain --violations",
+}
