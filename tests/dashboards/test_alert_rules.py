@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from dashboards import rules
 from dashboards.rules import ALERTS, RECORDED
-from tracekv.cli.app import app
+from tests.dashboards.commands import assert_is_a_command
+from tests.support.prometheus import tool
 from tracekv.settings import _all_variables
 from tracekv.views.registry import prometheus_label, prometheus_name, registry
 
@@ -26,9 +24,7 @@ EXPRESSIONS = [pytest.param(expr, id=name) for name, expr in [*RECORDED.items(),
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    found = shutil.which("promtool")
-    assert found, "promtool isn't installed: apt-get install -y --no-install-recommends prometheus"
-    return subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([tool("promtool"), *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.prometheus
@@ -37,6 +33,14 @@ def test_promtool_accepts_the_rules() -> None:
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(ALERTS) + len(RECORDED)} rules found" in checked.stdout
+
+
+@pytest.mark.prometheus
+def test_promtool_accepts_the_configuration_of_the_compose_file() -> None:
+    checked = promtool("check", "config", "--lint=all", "--lint-fatal", str(FOLDER / "prometheus.yml"))
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "tracekv.rules.yml" in checked.stdout
 
 
 @pytest.mark.prometheus
@@ -131,18 +135,6 @@ def test_a_runbook_names_commands_settings_reasons_and_panels_that_exist(path: P
         assert word in known | metrics | methods | labels | set(registry().spans) | {"tracekv_fsspec", "runbook_url"}, (
             word
         )
-
-
-def assert_is_a_command(words: list[str]) -> None:
-    """The command exists and has the options; it isn't run."""
-    command: Any = typer.main.get_command(app)
-    while words and hasattr(command, "commands"):
-        assert words[0] in command.commands, words
-        command = command.commands[words.pop(0)]
-    options = {name for parameter in command.params for name in parameter.opts}
-    for word in words:
-        if word.startswith("-"):
-            assert word in options, f"{command.name} {word}"
 
 
 def test_the_rules_can_be_printed_for_another_address() -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
-import time
-import urllib.error
-import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.metrics.conftest import Start
 from tests.metrics.reading import SOURCE, source, worker
-from tests.support.collector import free_port
+from tests.support.prometheus import prometheus, tool
 from tests.telemetry.everything import EVERYTHING
 from tests.views.sample_run import call, polled
 from tracekv.agent.metrics import MetricsService
@@ -26,12 +18,6 @@ from tracekv.journal.vocabulary import Callback
 from tracekv.views.registry import prometheus_name, registry
 
 pytestmark = pytest.mark.prometheus
-
-
-def _tool(name: str) -> str:
-    found = shutil.which(name)
-    assert found, f"{name} isn't installed: apt-get install -y --no-install-recommends prometheus"
-    return found
 
 
 class _Exporter:
@@ -49,59 +35,12 @@ def _fed(start: Start) -> MetricsService:
     return service
 
 
-class Prometheus:
-    """The HTTP API of a running server."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def get(self, path: str, **parameters: str) -> Any:
-        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
-        with urllib.request.urlopen(f"{self._url}/api/v1/{path}{query}", timeout=10) as answer:
-            return json.load(answer)["data"]
-
-    def wait_for(self, query: str, timeout_s: float = 30.0) -> list[Any]:
-        """The result of a query, once it has one."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                result: list[Any] = self.get("query", query=query)["result"]
-            except (urllib.error.URLError, ConnectionError):
-                result = []  # it is just starting
-            if result:
-                return result
-            assert time.monotonic() < deadline, f"{query} gave nothing"
-            time.sleep(0.05)
-
-
-@contextmanager
-def prometheus(target: str, directory: Path) -> Iterator[Prometheus]:
-    """A server that scrapes ``target`` five times a second."""
-    port = free_port()
-    config = directory / "prometheus.yml"
-    config.write_text(
-        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
-        f"scrape_configs: [{{job_name: tracekv, static_configs: [{{targets: ['{target}']}}]}}]\n"
-    )
-    command = [
-        _tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-    ]  # fmt: skip
-    with (directory / "prometheus.out").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=directory)
-    try:
-        yield Prometheus(f"http://127.0.0.1:{port}")
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 def test_promtool_accepts_the_endpoint(start: Start) -> None:
     service = _fed(start)
     assert service.url is not None
     with urllib.request.urlopen(service.url, timeout=10) as answer:
         text = answer.read()
-    checked = subprocess.run([_tool("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
+    checked = subprocess.run([tool("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
 
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
@@ -109,7 +48,7 @@ def test_promtool_accepts_the_endpoint(start: Start) -> None:
 def test_promtool_would_have_objected() -> None:
     """The control: the same tool refuses a counter without its suffix."""
     text = b"# HELP tracekv_x X\n# TYPE tracekv_x counter\ntracekv_x 1\n"
-    checked = subprocess.run([_tool("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
+    checked = subprocess.run([tool("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
 
     assert checked.returncode != 0
 
