@@ -65,3 +65,24 @@ class OnAHostOfItsOwn(Worker):
     def __init__(self, llm_args):
         super().__init__(llm_args)
         self._runtime = dataclasses.replace(self._runtime, host=f"host-{self._runtime.rank}")
+
+
+def cancels_and_destroys(executor, requests):
+    """Takes the first request's pages in the middle of its prompt, and cancels the second there."""
+    executor.step()
+    executor.destroy(requests[0], forget=True)
+    executor.step()
+    executor.cancel(requests[1])
+    executor.step()
+
+
+def arena_at_rest(executor):
+    """By rank 0: slots that could be had, all of them, and how many copies are under way; None by the others."""
+    if executor.scheduler is None:
+        return None
+    stager = executor.scheduler._engine.stager
+    return (
+        {shard: stager.arena.free_slots(shard) for shard in stager.arena.shards},
+        stager.arena.slots_per_shard,
+        len(stager.copies._parts),
+    )

@@ -66,6 +66,31 @@ def test_two_ranks_serve_what_two_ranks_stored(preset, mode, job, two_ranks):
         assert (wrong.first_logits - loaded.first_logits).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("preset", ["llama", "gemma3"])
+def test_nothing_stays_pinned_of_cancelled_and_replayed_requests(preset, job, two_ranks):
+    rounds = [[Prompt(tokens(PROMPT, seed=seed + number), 3) for number in range(3)] for seed in (10, 20, 10)]
+    again = job(
+        preset,
+        rounds=rounds,
+        drive=f"{HERE}:cancels_and_destroys",
+        observe=f"{HERE}:arena_at_rest",
+        environ={"TRACEKV_FSSPEC__ARENA_BYTES": str(2 << 20)},
+        executor_options={"chunk_tokens": 128},
+    )
+    without = two_ranks.run(dataclasses.replace(again, scheduler=None, worker=None, observe=None))
+    two_ranks.run(again)
+    for result, expected in zip(two_ranks.run(again), without, strict=True):
+        for number, (served, plain) in enumerate(zip(result.requests, expected.requests, strict=True)):
+            if number % 3 != 1:  # the one that is cancelled
+                assert served.tokens == plain.tokens
+                assert served.device_tokens + served.honoured_tokens > 0
+        if result.rank == 0:
+            free, slots, under_way = result.observed
+            assert free == dict.fromkeys(free, slots)
+            assert len(free) == 2 * (1 if preset == "llama" else 2)
+            assert under_way == 0
+
+
 def test_with_attention_data_parallelism_each_rank_is_served_what_the_other_stored(job, arena_dir, two_ranks):
     prompts = [Prompt(tokens(PROMPT, seed=seed), 5) for seed in (5, 6)]
     data_parallel = job(executor_options={"attention_dp": True}, rounds=[prompts])
