@@ -16,18 +16,22 @@ from tracekv.journal.ring import RingJournal
 Write = Callable[..., Path]
 
 
+def write_journal(folder: Path, records: Iterable[Record], file_bytes: int = 1 << 20, *, process: str = "one") -> Path:
+    """Write the records of one process into a ring file in a folder; answers the folder."""
+    folder.mkdir(exist_ok=True)
+    facts = msgspec.structs.replace(describe_self(), monotonic_ns=0, wall_ns=EPOCH, host="node-1", pid=4711)
+    ring = RingJournal.create(folder / f"{process}{SUFFIX}", file_bytes, facts)
+    for record in records:
+        if not isinstance(record, ProcessStarted):
+            ring.write(record)
+    ring.close()
+    return folder
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def write_one(records: Iterable[Record], name: str = "journals", *, process: str = "one") -> Path:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        facts = msgspec.structs.replace(describe_self(), monotonic_ns=0, wall_ns=EPOCH, host="node-1", pid=4711)
-        ring = RingJournal.create(folder / f"{process}{SUFFIX}", 1 << 20, facts)
-        for record in records:
-            if not isinstance(record, ProcessStarted):
-                ring.write(record)
-        ring.close()
-        return folder
+        return write_journal(tmp_path / name, records, process=process)
 
     return write_one
 
