@@ -21,6 +21,9 @@ from tracekv.views.model import Attributes
 #: The group of a layer, or of pages, that the registered layout doesn't name.
 UNKNOWN_GROUP = -1
 
+#: Records that :class:`Facts` learns from.
+TELLING = frozenset({ProcessStarted, ClockAnchor, RunJoined, ConnectorWrapped, RegisterCall})
+
 
 class Facts:
     """Grows as records are observed; every view that needs it has one per journal.

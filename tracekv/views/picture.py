@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tracekv.views.timeline import Bar, Lane
+from tracekv.views.timeline import Bar, Block, Lane
 
 #: Drawn smoothly.
 MOST_BARS = 20_000
@@ -102,14 +102,12 @@ class Picture:
         while self._kept > self._most:
             self._widen()
 
-    def add_block(
-        self, lane: Lane, first_ns: int, last_ns: int, count: int, busy_ns: int, longest_ns: int, name: str
-    ) -> None:
-        """Take several short bars at once, which all lie within one width."""
-        self.bars += count
-        block = Many(first_ns, last_ns)
-        block.block(first_ns, last_ns, count, busy_ns, longest_ns, name)
-        self._join(lane, block)
+    def add_block(self, block: Block) -> None:
+        """Take several bars at once, which are all shorter than a width."""
+        self.bars += block.bars
+        many = Many(block.first_ns, block.last_ns)
+        many.block(*block[1:])
+        self._join(block.lane, many)
         while self._kept > self._most:
             self._widen()
 

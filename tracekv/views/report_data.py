@@ -18,6 +18,7 @@ from tracekv.journal.parallel import in_processes
 from tracekv.journal.records import (
     CallCounts,
     ConnectorWrapped,
+    LayerHooks,
     Record,
     RegisterCall,
     SettingsSeen,
@@ -35,7 +36,7 @@ from tracekv.views.registry import registry
 from tracekv.views.requests import RequestRow, rows_of
 from tracekv.views.runs import Run, Segment, runs_of
 from tracekv.views.summary import GroupSummary, Summary, SummaryView
-from tracekv.views.timeline import Row, Timeline
+from tracekv.views.timeline import Bar, Row, Timeline
 from tracekv.views.tracks import Tracks
 from tracekv.views.verdict import verdict
 
@@ -256,14 +257,18 @@ class ReportData:
         picture = Picture(max(1000, self._most_bars // len(self._segments)))
         offset = self._offset(segment)
         begin, end = (0, 1 << 63) if window is None else (window[0] - offset, window[1] - offset)
+        take = functools.partial(_take, picture, begin, end)
         for record in segment.select():
             view.feed(record)
-            for bar in timeline.feed(record):
-                if bar.end_ns >= begin and bar.start_ns <= end:
-                    picture.add(bar)
-        for bar in timeline.close():
-            if bar.end_ns >= begin and bar.start_ns <= end:
-                picture.add(bar)
+            if type(record) is LayerHooks and picture.width_ns:
+                blocks = timeline.hook_blocks(record)
+                if all(block.last_ns - block.first_ns < picture.width_ns for block in blocks):
+                    for block in blocks:
+                        if block.last_ns >= begin and block.first_ns <= end:
+                            picture.add_block(block)
+                    continue
+            take(timeline.feed(record))
+        take(timeline.close())
         return Part(view.summary, self._drawn(run, segment, picture))
 
     def _drawn(self, run: Run, segment: Segment, picture: Picture) -> Data:
@@ -357,6 +362,12 @@ class ReportData:
         for record in segment.select(*_EXPLAINS_A_PROCESS):
             _tell(told, record)
         return told
+
+
+def _take(picture: Picture, begin: int, end: int, bars: Iterable[Bar]) -> None:
+    for bar in bars:
+        if bar.end_ns >= begin and bar.start_ns <= end:
+            picture.add(bar)
 
 
 def _begun(bar: list[Any]) -> tuple[int, int]:

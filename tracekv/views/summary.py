@@ -5,6 +5,12 @@ Summaries of several processes merge, and encode with msgspec, so that each proc
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import sub
+from typing import Any
+
 import msgspec
 
 from tracekv.journal.records import (
@@ -23,7 +29,7 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.journal.vocabulary import Callback, Direction, Source
-from tracekv.views.facts import Facts, callback_name
+from tracekv.views.facts import TELLING, Facts, callback_name
 from tracekv.views.story import Moved
 
 #: Buckets per doubling of a duration: half a bucket is 1.6 %.
@@ -50,6 +56,17 @@ class Durations(msgspec.Struct):
         self.max_ns = max(self.max_ns, duration_ns)
         bucket = _bucket(duration_ns)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
+
+    def add_all(self, durations_ns: Sequence[int]) -> None:
+        """Count a call of each duration; none is below 0."""
+        if not durations_ns:
+            return
+        self.calls += len(durations_ns)
+        self.total_ns += sum(durations_ns)
+        self.max_ns = max(self.max_ns, *durations_ns)
+        buckets = self.buckets
+        for bucket, calls in Counter(map(_bucket, durations_ns)).items():
+            buckets[bucket] = buckets.get(bucket, 0) + calls
 
     def merge(self, other: Durations) -> None:
         """Add another process's calls."""
@@ -203,6 +220,7 @@ class SummaryView:
     def __init__(self) -> None:
         self.summary = Summary()
         self._facts = Facts()
+        self._callbacks: dict[int, CallbackSummary] = {}
 
     def lost(self, count: int) -> None:
         """``count`` records were overwritten unread."""
@@ -210,58 +228,74 @@ class SummaryView:
 
     def feed(self, record: Record) -> None:
         """Take one record."""
-        self._facts.observe(record)
-        summary = self.summary
-        summary.records += 1
+        kind = type(record)
+        if kind in TELLING:
+            self._facts.observe(record)
+        self.summary.records += 1
         if isinstance(record, Call):
-            self._called(record.callback, record.ended_ns - record.started_ns, is_error=record.error is not None)
-        match record:
-            case QueryCall():
-                summary.queries += 1
-                summary.prompt_tokens += record.prompt_tokens or 0
-                summary.computed_tokens += record.computed_tokens
-                summary.offered_tokens += record.offered_tokens
-            case AllocCall():
-                summary.honoured_tokens += record.honoured_tokens or 0
-                summary.untold_allocations += record.honoured_tokens is None
-            case BuildCall():
-                summary.steps += 1
-                summary.scheduled_tokens += sum(record.scheduled_tokens)
-            case IdlePolls():
-                self._several(Callback.GET_FINISHED, record.count, record.sum_ns, record.max_ns)
-            case CallCounts():
-                for number, calls, sum_ns, max_ns in record.callbacks:
-                    self._several(number, calls, sum_ns, max_ns)
-            case LayerHooks():
-                self._hooks(Callback.WAIT_FOR_LAYER_LOAD, record.waits)
-                self._hooks(Callback.SAVE_KV_LAYER, record.saves)
-            case Transfer():
-                group = self._group(record.layer_group)
-                _find(group, record.direction, record).add(record)
-            case Lookup():
-                summary.lookups += 1
-                if record.reason is not None:
-                    _count(summary.misses, record.reason.value)
-                if record.bounding_layer_group is not None:
-                    summary.bounding[record.bounding_layer_group] = (
-                        summary.bounding.get(record.bounding_layer_group, 0) + 1
-                    )
-            case Drop():
-                summary.drops[record.reason.value] = summary.drops.get(record.reason.value, 0) + record.blocks
-            case StoreOperation():
-                _count(summary.store_outcomes, f"{record.operation.value}.{record.outcome.value}")
-            case RegisterCall():
-                for facts in record.groups:
-                    self._group(facts.layer_group_id)
+            callback = self._callback(record.callback)
+            callback.durations.add(record.ended_ns - record.started_ns)
+            callback.errors += record.error is not None
+        take = _TAKES.get(kind)
+        if take is not None:
+            take(self, record)
 
-    def _called(self, number: int, duration_ns: int, *, is_error: bool) -> None:
-        callback = self._callback(number)
-        callback.durations.add(duration_ns)
-        callback.errors += is_error
+    def _query(self, record: QueryCall) -> None:
+        summary = self.summary
+        summary.queries += 1
+        summary.prompt_tokens += record.prompt_tokens or 0
+        summary.computed_tokens += record.computed_tokens
+        summary.offered_tokens += record.offered_tokens
+
+    def _alloc(self, record: AllocCall) -> None:
+        self.summary.honoured_tokens += record.honoured_tokens or 0
+        self.summary.untold_allocations += record.honoured_tokens is None
+
+    def _build(self, record: BuildCall) -> None:
+        self.summary.steps += 1
+        self.summary.scheduled_tokens += sum(record.scheduled_tokens)
+
+    def _idle(self, record: IdlePolls) -> None:
+        self._several(Callback.GET_FINISHED, record.count, record.sum_ns, record.max_ns)
+
+    def _counted(self, record: CallCounts) -> None:
+        for number, calls, sum_ns, max_ns in record.callbacks:
+            self._several(number, calls, sum_ns, max_ns)
+
+    def _layers(self, record: LayerHooks) -> None:
+        self._hooks(Callback.WAIT_FOR_LAYER_LOAD, record.waits)
+        self._hooks(Callback.SAVE_KV_LAYER, record.saves)
+
+    def _transfer(self, record: Transfer) -> None:
+        _find(self._group(record.layer_group), record.direction, record).add(record)
+
+    def _lookup(self, record: Lookup) -> None:
+        summary = self.summary
+        summary.lookups += 1
+        if record.reason is not None:
+            _count(summary.misses, record.reason.value)
+        if record.bounding_layer_group is not None:
+            summary.bounding[record.bounding_layer_group] = summary.bounding.get(record.bounding_layer_group, 0) + 1
+
+    def _drop(self, record: Drop) -> None:
+        drops = self.summary.drops
+        drops[record.reason.value] = drops.get(record.reason.value, 0) + record.blocks
+
+    def _store(self, record: StoreOperation) -> None:
+        _count(self.summary.store_outcomes, f"{record.operation.value}.{record.outcome.value}")
+
+    def _register(self, record: RegisterCall) -> None:
+        for facts in record.groups:
+            self._group(facts.layer_group_id)
 
     def _callback(self, number: int) -> CallbackSummary:
-        side, method = callback_name(number)
-        return self.summary.callbacks.setdefault(f"{side.value}.{method}", CallbackSummary(Durations()))
+        known = self._callbacks.get(number)
+        if known is None:
+            side, method = callback_name(number)
+            name = f"{side.value}.{method}"
+            known = self.summary.callbacks.setdefault(name, CallbackSummary(Durations()))
+            self._callbacks[number] = known
+        return known
 
     def _several(self, number: int, calls: int, sum_ns: int, max_ns: int) -> None:
         # Only count, sum and maximum are told: the longest as it was, the others at their mean.
@@ -274,13 +308,14 @@ class SummaryView:
             durations.total_ns = total
 
     def _hooks(self, callback: Callback, payload: bytes) -> None:
-        times = memoryview(payload[: len(payload) // 16 * 16]).cast("q").tolist()
-        durations = None
-        for started, ended in zip(times[::2], times[1::2], strict=True):
-            # An end of 0: it raised, and has a record of its own.
-            if started and ended:
-                durations = durations or self._callback(callback).durations
-                durations.add(ended - started)
+        times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
+        starts, ends = times[::2], times[1::2]
+        took = list(map(sub, ends, starts))
+        if 0 in ends or 0 in starts or min(took, default=0) < 0:
+            # Not called, or an end of 0: it raised, and has a record of its own.
+            took = [max(0, end - start) for start, end in zip(starts, ends, strict=True) if start and end]
+        if took:
+            self._callback(callback).durations.add_all(took)
 
     def _group(self, layer_group: int) -> GroupSummary:
         group = self.summary.layer_groups.setdefault(layer_group, GroupSummary(layer_group))
@@ -291,6 +326,22 @@ class SummaryView:
         return group
 
 
+_TAKES: dict[type[Record], Callable[[SummaryView, Any], None]] = {
+    QueryCall: SummaryView._query,
+    AllocCall: SummaryView._alloc,
+    BuildCall: SummaryView._build,
+    IdlePolls: SummaryView._idle,
+    CallCounts: SummaryView._counted,
+    LayerHooks: SummaryView._layers,
+    Transfer: SummaryView._transfer,
+    Lookup: SummaryView._lookup,
+    Drop: SummaryView._drop,
+    StoreOperation: SummaryView._store,
+    RegisterCall: SummaryView._register,
+}
+
+
+@lru_cache(1 << 16)
 def _bucket(duration_ns: int) -> int:
     if duration_ns < 1:
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from operator import sub
 from typing import NamedTuple
 
 import msgspec
@@ -37,7 +38,7 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.journal.vocabulary import Callback, Direction, Side, Source
-from tracekv.views.facts import UNKNOWN_GROUP, Facts, callback_name
+from tracekv.views.facts import TELLING, UNKNOWN_GROUP, Facts, callback_name
 from tracekv.views.stories import KINDS, Stories
 from tracekv.views.story import Story
 
@@ -93,6 +94,7 @@ _LABELS = {
     Row.IDLE: "idle polls",
     Row.COUNTED: "only counted",
 }
+_OF_REQUESTS = frozenset(KINDS)
 _EVENTS = Lane(Row.EVENTS)
 _LOOKUPS = Lane(Row.LOOKUPS)
 _SIDES = {Side.SCHEDULER: Lane(Row.SCHEDULER), Side.WORKER: Lane(Row.WORKER)}
@@ -123,6 +125,18 @@ class Bar(msgspec.Struct, gc=False):
     record: Record | Story
 
 
+class Block(NamedTuple):
+    """Several bars of one name, from the start of the first to the end of the last."""
+
+    lane: Lane
+    first_ns: int
+    last_ns: int
+    bars: int
+    busy_ns: int
+    longest_ns: int
+    name: str
+
+
 class Timeline:
     """Consumes the records of one journal and gives the bars that each of them ends. Keeps the pass in progress and open requests.
 
@@ -137,13 +151,17 @@ class Timeline:
         self._pass_start_ns = 0
         self._names: dict[int, tuple[Lane, str]] = {}
         self._lanes: dict[tuple[Direction, int, Source], Lane] = {}
+        self._spans: tuple[int, list[tuple[int, tuple[int, int]]]] | None = None
 
     def feed(self, record: Record) -> list[Bar]:
         """Take one record."""
-        self.facts.observe(record)
+        kind = type(record)
+        if kind in TELLING:
+            self.facts.observe(record)
+            self._spans = None
         bars = self._bars(record)
         # Only the process with the scheduler knows of requests; others move their part of them.
-        if self.facts.has_scheduler and isinstance(record, KINDS):
+        if self.facts.has_scheduler and kind in _OF_REQUESTS:
             bars += [_request(story) for story in self._stories.feed(record)]
         return bars
 
@@ -185,6 +203,35 @@ class Timeline:
                     bars.append(Bar(lane, method, started, max(started, ended), (), record.step, layer, None, record))
         bars.sort(key=lambda bar: bar.start_ns)
         return bars
+
+    def hook_blocks(self, record: LayerHooks) -> list[Block]:
+        """As :meth:`hooks`, those of one hook and layer group together: for pictures in which each is too short to be seen."""
+        blocks = []
+        for callback, payload in ((Callback.WAIT_FOR_LAYER_LOAD, record.waits), (Callback.SAVE_KV_LAYER, record.saves)):
+            times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
+            for group, (first, last) in self._spans_of_groups(len(times) // 2):
+                starts, ends = times[2 * first : 2 * last : 2], times[2 * first + 1 : 2 * last : 2]
+                if 0 in starts or 0 in ends:
+                    pairs = [(start, end) for start, end in zip(starts, ends, strict=True) if start and end]
+                    starts, ends = [start for start, _ in pairs], [end for _, end in pairs]
+                if starts:
+                    took = list(map(sub, ends, starts))
+                    lane = Lane(Row.HOOKS, group)
+                    blocks.append(Block(lane, min(starts), max(ends), len(took), sum(took), max(took), callback.method))
+        return blocks
+
+    def _spans_of_groups(self, layers: int) -> list[tuple[int, tuple[int, int]]]:
+        """Runs of layers that are of one group, as ``(group, (first, last + 1))``."""
+        if self._spans is None or self._spans[0] != layers:
+            spans: list[tuple[int, tuple[int, int]]] = []
+            for layer in range(layers):
+                group = self.facts.group_of_layer(layer)
+                if spans and spans[-1][0] == group:
+                    spans[-1] = (group, (spans[-1][1][0], layer + 1))
+                else:
+                    spans.append((group, (layer, layer + 1)))
+            self._spans = (layers, spans)
+        return self._spans[1]
 
     def _call(self, record: Call) -> list[Bar]:
         known = self._names.get(record.callback)
