@@ -137,6 +137,7 @@ class Copies:
         self.expire()
         self.wait(seconds)
         with self._changed:
+            self._give_back([part for part in self._parts if self._progress(part) is Progress.UNTOUCHED])
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is not None:
@@ -148,8 +149,9 @@ class Copies:
     def _is_skipped(self, part: _Part) -> bool:
         """Whether the rank will surely never begin it, or doesn't live to."""
         kind, step, rank = part
+        latest = self._ranks[rank].latest(kind)  # before the step itself: it may be going past it just now
         if self._progress(part) is Progress.UNTOUCHED:
-            if self._ranks[rank].latest(kind) > step:
+            if latest > step:
                 return True
             if all(table.progress(kind, step) is Progress.UNTOUCHED for table in self._ranks):
                 return True

@@ -48,11 +48,6 @@ class Leader:
         with self.changed:
             assert self.changed.wait_for(condition, 30)
 
-    def expire_until(self, condition):
-        """Plans come one after the other, and the books are looked at with each."""
-        while not condition():
-            self.copies.expire()
-
 
 @pytest.fixture
 def leader():
@@ -120,6 +115,15 @@ def test_a_rank_that_went_past_a_pass_gives_it_back(leader):
     leader.ranks[0].saves_done(1)
     leader.ranks[1].saves_begun(2)
     leader.copies.expire()
+    assert [each.shard.rank for each in leader.lost] == [1]
+
+
+def test_what_a_late_rank_never_began_is_lost_when_the_engine_ends(leader):
+    leader.copies.plan(1, [], [block(0), block(1)])
+    leader.ranks[0].saves_begun(1)
+    leader.ranks[0].saves_done(1)
+    leader.copies.close(10)
+    assert [each.shard.rank for each in leader.saved] == [0]
     assert [each.shard.rank for each in leader.lost] == [1]
 
 
