@@ -25,6 +25,7 @@ class Job:
     """One copy of a pass's plan, and what became of it.
 
     Attributes:
+        started_ns: When it was issued.
         copy_ns: The copying itself.
         stall_ns: How long the forward pass waited for it. A wait is shared among a pass's jobs by their bytes.
     """
@@ -87,6 +88,9 @@ class HostLoading:
         self._finished = 0
         self._error: BaseException | None = None
         self._waited_ns = 0
+        issued = perf_counter_ns()  # a later layer group's copies may begin when the first layers have run
+        for job in jobs:
+            job.started_ns = issued
         thread.submit(self._copy)
 
     def wait(self, layer: int, stream: Any) -> None:
