@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from tracekv_fsspec.index import Shard
-from tracekv_fsspec.keys import KeyChain
+from tracekv_fsspec.keys import KeyChain, as_uint32
 from tracekv_fsspec.reader import Priority, Reader
 from tracekv_fsspec.tickets import Ticket
 
@@ -137,9 +137,9 @@ class Prefetcher:
         if hint.namespace != namespace or hint.prompt_tokens != len(tokens) or len(chain.keys) != blocks:
             return None
         known = blocks * size
-        if list(tokens[:known:_SAMPLED]) != hinted[::_SAMPLED].tolist():
+        if as_uint32(tokens[:known:_SAMPLED]) != hinted[::_SAMPLED]:
             return None
-        if list(tokens[known - size : known]) != hinted[-size:].tolist():
+        if as_uint32(tokens[known - size : known]) != hinted[-size:]:
             return None
         hint.chain = hint.tokens = None
         return chain, hinted
@@ -177,9 +177,8 @@ class Prefetcher:
         for ticket in tickets:
             self._reader.cancel(ticket)
 
-    def wait(self, hint: Hint, seconds: float) -> None:
-        """Wait until what was found stored of a hint is staged, or can't be, at most so long."""
-        deadline = monotonic() + seconds
+    def wait(self, hint: Hint, seconds: float, deadline: float) -> None:
+        """Wait until a hint was looked at, at most ``seconds``; then, until ``deadline``, for what is stored of it to be staged."""
         if hint.started.wait(seconds):
             for ticket in list(hint.tickets):
                 self._reader.wait_done(ticket, max(0.0, deadline - monotonic()))

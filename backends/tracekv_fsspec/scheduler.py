@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -12,7 +13,7 @@ from tracekv.contract.enqueue import subscribe_tokens, unsubscribe_tokens
 from tracekv.contract.reading import honoured_tokens, prompt_length
 from tracekv.journal.vocabulary import MissReason
 from tracekv.settings import SettingsError, load, load_section
-from tracekv_fsspec import local, offers
+from tracekv_fsspec import local, modes, offers
 from tracekv_fsspec.enqueued import EnqueueHints
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import runtime_of
@@ -85,7 +86,8 @@ class Scheduler(KvCacheConnectorScheduler):
         stager = Stager(self._settings, self._store, deployment, node.page_bytes, node=node)
         self._engine = offers.Engine(self._settings, stager, node.layout, tuple(node.page_bytes))
         self._planner = Planner(self._engine, self._requests)
-        self._hints = self._listen(self._engine)
+        modes.announce(self._settings)
+        self._listen(self._engine)
         seat.lead(stager)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
@@ -156,13 +158,15 @@ class Scheduler(KvCacheConnectorScheduler):
         self._planner.offered(books)
         return offer.tokens, offer.parked is not None
 
-    @staticmethod
-    def _listen(engine: offers.Engine) -> EnqueueHints | None:
-        if engine.settings.role == "producer" or not load().enqueue_hook:
-            return None
-        hints = EnqueueHints(engine)
-        subscribe_tokens(hints)
-        return hints
+    def _listen(self, engine: offers.Engine) -> None:
+        """Take hints: from outside, and from the engine's enqueue where that is wanted."""
+        if engine.settings.role == "producer":
+            return
+        own = load()
+        engine.stager.listen(Path(own.journal_dir).expanduser() if own.journal_dir else None)
+        if own.enqueue_hook:
+            self._hints = EnqueueHints(engine)
+            subscribe_tokens(self._hints)
 
     def _release(self, request: Request) -> None:
         if self._planner is not None:

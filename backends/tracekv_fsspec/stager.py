@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
+from tracekv.journal.directory import default_directory
 from tracekv.journal.vocabulary import Direction, DropReason
 from tracekv.reporting import drop
 from tracekv_fsspec.arena import Arena, Slot
@@ -22,6 +23,7 @@ from tracekv_fsspec.catalog import Catalog
 from tracekv_fsspec.copies import Copies
 from tracekv_fsspec.fates import Fates
 from tracekv_fsspec.format import SegmentHeader
+from tracekv_fsspec.hint_socket import HintSocket
 from tracekv_fsspec.index import Index, Shard
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import Node
@@ -130,9 +132,21 @@ class Stager:
             PARKED_TRIES * settings.read_deadline_ms / 1000,
             self.catalog.refresh_soon,
         )
+        self._hints: HintSocket | None = None
         self._closing = threading.Lock()
         self._is_closed = False
         _close_at_exit(self)
+
+    def listen(self, folder: Path | None) -> None:
+        """Take hints from other processes of this user, over a socket in ``folder`` (None: where journals lie), if that can be."""
+        try:
+            self._hints = HintSocket(self, folder or default_directory())
+        except OSError as error:
+            _log.warning(
+                "tracekv: no hints are taken from outside (%s: %s); name another folder with TRACEKV_JOURNAL_DIR",
+                folder or "the default folder of journals",
+                error.strerror or error,
+            )
 
     def is_available(self, shard: Shard, key: bytes) -> bool:
         """Whether a block can be had: it is in the arena, or the store is known to have it."""
@@ -165,6 +179,8 @@ class Stager:
         deadline = monotonic() + seconds
         self.copies.close(seconds)
         self.writer.close(max(0.0, deadline - monotonic()))
+        if self._hints is not None:
+            self._hints.close(_THREADS_S)
         self.prefetcher.close(_THREADS_S)
         self.parking.close(_THREADS_S)
         self.catalog.close(_THREADS_S)

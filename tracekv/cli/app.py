@@ -17,6 +17,7 @@ from tracekv.cli.doctor import doctor
 from tracekv.cli.dump import dump
 from tracekv.cli.explain import explain
 from tracekv.cli.export import export
+from tracekv.cli.prefetch import prefetch
 from tracekv.cli.record import record
 from tracekv.cli.replay import replay
 from tracekv.cli.report import report
@@ -39,6 +40,7 @@ app.command()(explain)
 app.command()(top)
 app.command()(agent)
 app.command()(dump)
+app.command()(prefetch)
 app.command()(record)
 app.command()(replay)
 app.command()(report)
