@@ -41,6 +41,10 @@ class ArenaUnreachable(RuntimeError):
     """The leader's arena can't be mapped by this rank."""
 
 
+class _Removed(Exception):
+    """Another engine took a file that was just being made for a dead leader's."""
+
+
 class Whereabouts(NamedTuple):
     """What a rank needs to map the leader's file; plain, so that it can be gathered.
 
@@ -109,6 +113,8 @@ def create(directory: Path | None, capacity: int, tables_bytes: int, least: int)
     while True:
         try:
             made = _create(directory, wanted, tables_bytes + wanted)
+        except _Removed:
+            continue
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -138,14 +144,14 @@ def _create(directory: Path, capacity: int, file_bytes: int) -> ArenaFile:
         raise OSError(errno.ENOSPC, f"{free >> 10} KiB are left")
     nonce = secrets.token_bytes(16)
     path = directory / f"{PREFIX}{os.getpid()}-{nonce[:6].hex()}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    lock = None
+    lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = None
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         # Who starts at the same time may hold it for a moment, to see whether we are dead, and find that we are.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not os.fstat(lock).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, "removed while it was made", str(path))
+            raise _Removed
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         # A hole in a sparse file on a full tmpfs would be a SIGBUS in the engine.
         os.posix_fallocate(descriptor, 0, file_bytes)
         os.pwrite(descriptor, _HEADER.pack(_MAGIC, nonce), 0)
@@ -153,11 +159,11 @@ def _create(directory: Path, capacity: int, file_bytes: int) -> ArenaFile:
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
         raise
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def attach(whereabouts: Whereabouts) -> ArenaFile:

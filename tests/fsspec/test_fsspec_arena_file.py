@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -109,6 +110,36 @@ def test_a_live_leaders_arena_is_left_alone(tmp_path, leader):
     mine = make(tmp_path)
     assert remove_dead(tmp_path) == []
     assert {path, mine.whereabouts.path} == {str(each) for each in tmp_path.iterdir()}
+
+
+def test_engines_that_start_together_each_get_their_own(tmp_path):
+    made, start = [], threading.Barrier(8)
+
+    def begin():
+        start.wait()
+        made.extend(make(tmp_path, 65_536) for _ in range(20))
+
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 160
+    assert sorted(os.path.basename(file.whereabouts.path) for file in made) == names(tmp_path)  # noqa: PTH119
+
+
+def test_a_file_that_another_engine_takes_for_a_dead_ones_is_made_anew(tmp_path, monkeypatch):
+    lock, taken = arena_file.fcntl.flock, []
+
+    def take_first(descriptor, operation):
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(arena_file.fcntl, "flock", take_first)
+    file = make(tmp_path)
+    assert names(tmp_path) == [os.path.basename(file.whereabouts.path)] != [taken[0].name]  # noqa: PTH119
 
 
 def test_the_memory_of_a_killed_leader_stays_with_those_who_map_it(tmp_path, leader):
