@@ -13,7 +13,7 @@ from tracekv_fsspec.arena import Slot
 from tracekv_fsspec.lookup import blocks_passed
 from tracekv_fsspec.offers import Engine
 from tracekv_fsspec.plan import Copy, StepPlan
-from tracekv_fsspec.requests import Offer, Request, Requests
+from tracekv_fsspec.requests import MAX_REQUESTS, Offer, Request, Requests
 from tracekv_fsspec.saving import SavePlanner
 from tracekv_fsspec.writer import SaveBlock
 
@@ -89,11 +89,18 @@ class Planner:
     ) -> None:
         request = self._requests.get(int(data.request_id))
         if request is None:
+            if self._requests.was_promised(int(data.request_id)):
+                raise OfferLost(
+                    f"tracekv: request {data.request_id} comes back for blocks that were promised so long ago that more than "
+                    f"{MAX_REQUESTS} requests came since, and nothing is known of it any more. Going on would serve wrong KV."
+                )
             return
-        if is_new:
-            if request.is_reported:
-                self.release(request)
-                request.start_afresh()
+        # Most first reports are in new_requests, not all of them (contract-v2.md section 11, 10).
+        is_first = is_new or not request.is_reported
+        if is_new and request.is_reported:
+            self.release(request)
+            request.start_afresh()
+        if is_new or (is_first and data.new_tokens):
             request.report_first(data.new_tokens, with_tail=self._engine.has_partial_blocks)
         else:
             request.report_more(data.new_tokens)
@@ -101,8 +108,10 @@ class Planner:
         if any(appended):
             request.add_pages(tuple(self._groups), appended)
         position = int(data.computed_position)
+        if is_first:
+            honoured = self._plan_loads(request, data, plan, loaded)
+            position += honoured if is_new else 0
         if is_new:
-            position += self._plan_loads(request, data, plan, loaded)
             salt = cache_salt(data)
             if salt is not None and salt != request.cache_salt and request.chain is not None:
                 _log.warning("tracekv: the object of a query lacked the salt of its record; the request isn't saved")
@@ -121,7 +130,8 @@ class Planner:
         if offer is None:
             return 0
         if offer.parked is not None:
-            offer = self._arrived(request, offer, offer.parked)
+            self._plan_parked(request, offer, int(data.computed_position), plan, loaded)
+            return 0
         honoured = offer.honoured_tokens
         if honoured is None:
             # Never less than what was honoured: exact without chunking, too much with it. To load too much is harmless
@@ -133,13 +143,25 @@ class Planner:
         self._name_loads(request, offer, honoured, plan, loaded)
         return honoured
 
-    def _arrived(self, request: Request, offer: Offer, parked: int) -> Offer:
-        """The offer of a parked request that is reported now, its blocks pinned."""
-        ticket = self._engine.stager.parking.claim(parked)
+    def _plan_parked(self, request: Request, offer: Offer, position: int, plan: StepPlan, loaded: list[Slot]) -> None:
+        """Name the loads of a request that was parked and is reported now.
+
+        Its record's position includes the load, or the load is going to be computed once more (contract.md 1.3, contract-v2.md 1.4);
+        so where the runtime doesn't tell what it honoured, it is what lies before the position.
+        """
+        honoured = position - offer.first_token if offer.honoured_tokens is None else offer.honoured_tokens
+        honoured = min(max(honoured, 0), offer.tokens)
+        if not honoured or offer.parked is None:
+            self.release(request)
+            return
+        ticket = self._engine.stager.parking.claim(offer.parked)
+        request.offer = None
         if ticket is None:
-            request.offer = None
-            return self._recovered(request, replace(offer, parked=None))
-        return replace(offer, ticket=ticket, parked=None)
+            end = offer.block_of(honoured, self._engine.tokens_per_block)
+            offer = self._recovered(request, replace(offer, parked=None, end=end))
+        else:
+            offer = replace(offer, ticket=ticket, parked=None)
+        self._name_loads(request, offer, honoured, plan, loaded)
 
     def _name_loads(self, request: Request, offer: Offer, honoured: int, plan: StepPlan, loaded: list[Slot]) -> None:
         """The blocks of the first ``honoured`` tokens go to their pages; the other pins are given back."""
@@ -148,6 +170,13 @@ class Planner:
         size = self._engine.tokens_per_block
         end = offer.block_of(honoured, size)
         self._check_windows(request, offer, honoured, end)
+        # Where what was honoured isn't told, end is no less than that, and may be more than there are pages for.
+        if offer.honoured_tokens is not None and any(len(request.pages.get(group, ())) < end for group in self._groups):
+            self._unpin(offer)
+            raise OfferLost(
+                f"tracekv: the runtime honoured {honoured} tokens of the offer to request {request.request_id}, and its record has no "
+                "pages to load all of them to. They count as computed, so going on would serve wrong KV."
+            )
         pinned = offer.ticket.pinned(offer.start, offer.end)
         for shard in self._engine.shards:
             named: dict[int, Slot] = {}

@@ -170,6 +170,7 @@ class Requests:
 
     def __init__(self, forgotten: Callable[[Request], None]) -> None:
         self._by_id: OrderedDict[int, Request] = OrderedDict()
+        self._promised: set[int] = set()
         self._forgotten = forgotten
 
     def __len__(self) -> int:
@@ -179,8 +180,11 @@ class Requests:
         """Keep a request in place of an older one of the same id."""
         self.forget(request.request_id)
         self._by_id[request.request_id] = request
+        self._promised.discard(request.request_id)
         while len(self._by_id) > MAX_REQUESTS:
             _, oldest = self._by_id.popitem(last=False)
+            if oldest.owed is not None or (oldest.offer is not None and oldest.offer.parked is not None):
+                self._promised.add(oldest.request_id)
             self._forgotten(oldest)
         return request
 
@@ -194,5 +198,10 @@ class Requests:
     def forget(self, request_id: int) -> None:
         """Let a request go; unknown ones are none of ours."""
         request = self._by_id.pop(request_id, None)
+        self._promised.discard(request_id)
         if request is not None:
             self._forgotten(request)
+
+    def was_promised(self, request_id: int) -> bool:
+        """Whether a request went for want of room while something was promised to it: it must not be run as if nothing had been."""
+        return request_id in self._promised
