@@ -88,17 +88,19 @@ def lookup(
     waited_ns: int = 0,
     key: bytes | None = None,
     has_partial_blocks: bool = False,
+    commit_to_offer_ns: int = 0,
 ) -> None:
     """Report how an offer came about: what was stored, staged and offered (in tokens), and why not more.
 
     Args:
+        commit_to_offer_ns: From another engine's commit of the last offered block to its first offer here; 0 where that is no news.
         has_partial_blocks: Offers may begin and end inside a block; without it the rules find that suspect.
     """
     _write(
         Lookup(
             request_id, prompt_tokens, computed_tokens, stored_tokens, staged_tokens, offered_tokens,
             list(group_tokens), bounding_layer_group, reason, waited_ns, started_ns, perf_counter_ns(), key,
-            has_partial_blocks,
+            has_partial_blocks, commit_to_offer_ns,
         )
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from time import monotonic, perf_counter
 from tracekv.journal.vocabulary import Operation, Outcome
 from tracekv_fsspec.format import BadObject
 from tracekv_fsspec.index import Index
-from tracekv_fsspec.manifest import Manifest, Tombstone, Uses, pack, parse
+from tracekv_fsspec.manifest import Manifest, Tombstone, Uses, pack, parse, written_ns
 from tracekv_fsspec.paths import (
     Commit,
     commit_of,
@@ -203,7 +203,7 @@ class Catalog:
         else:
             manifest = parse(Manifest, data, self._deployment)
             _check_name(manifest, commit)
-            report.blocks = self._index.add(manifest)
+            report.blocks = self._index.add(manifest, written_ns(data) if self._round > 1 else 0)
 
     def _run(self) -> None:
         while True:

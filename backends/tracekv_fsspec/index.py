@@ -44,13 +44,28 @@ class Segment:
     Attributes:
         is_checked: Its header was read and fits what the manifest says.
         fault: What is wrong with it, where something is.
+        news_of_ns: When another engine committed it while this one ran (ns since 1970, by that engine's clock), until a block of it
+            was offered; else 0.
         used_at: When a block of it was last read (seconds since 1970), for those who decide what to delete.
     """
 
-    __slots__ = ("commit", "fault", "is_checked", "namespace", "path", "rank", "runs", "size", "used_at", "world")
+    __slots__ = (
+        "commit",
+        "fault",
+        "is_checked",
+        "namespace",
+        "news_of_ns",
+        "path",
+        "rank",
+        "runs",
+        "size",
+        "used_at",
+        "world",
+    )
 
-    def __init__(self, path: str, size: int, rank: int, manifest: Manifest) -> None:
+    def __init__(self, path: str, size: int, rank: int, manifest: Manifest, news_of_ns: int = 0) -> None:
         self.path = path
+        self.news_of_ns = news_of_ns
         self.size = size
         self.rank = rank
         self.world = manifest.world
@@ -173,10 +188,14 @@ class Index:
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
 
-    def add(self, manifest: Manifest) -> int:
-        """Take in what a manifest lists; the first place of a key stays. Returns how many blocks are new."""
+    def add(self, manifest: Manifest, news_of_ns: int = 0) -> int:
+        """Take in what a manifest lists; the first place of a key stays. Returns how many blocks are new.
+
+        Args:
+            news_of_ns: See :class:`Segment`.
+        """
         commit = Commit(manifest.writer, manifest.sequence)
-        segments = [Segment(entry.path, entry.size, entry.rank, manifest) for entry in manifest.segments]
+        segments = [Segment(entry.path, entry.size, entry.rank, manifest, news_of_ns) for entry in manifest.segments]
         groups: dict[tuple[int, int], list[BlockEntry]] = {}
         for entry in manifest.blocks:
             groups.setdefault((entry.segment, entry.layer_group), []).append(entry)
@@ -270,6 +289,14 @@ class Index:
     def prefix(self, shard: Shard, keys: Sequence[bytes], start: int = 0) -> int:
         """The ordinal of the first key from ``start`` on that the store lacks, or ``len(keys)``."""
         return first_missing(self._runs[shard], keys, start)
+
+    def news_of(self, shard: Shard, key: bytes) -> int:
+        """When a block was committed, if that is news (see :class:`Segment`) and none of its segment was offered before; else 0."""
+        run = self._runs[shard].get(key)
+        if run is None:
+            return 0
+        committed, run.segment.news_of_ns = run.segment.news_of_ns, 0
+        return committed
 
     def fault(self, shard: Shard, key: bytes) -> Outcome | None:
         """Why a block that was listed isn't any more; None where nothing is known against it, or not lately."""

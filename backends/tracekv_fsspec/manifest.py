@@ -11,6 +11,7 @@ are.
 from __future__ import annotations
 
 import struct
+from time import time_ns
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -22,6 +23,8 @@ from tracekv_fsspec.paths import segment_path
 
 MANIFEST_HEADER_BYTES = 128
 _HEADER = struct.Struct("<8sII32sQ16s")  # magic, version, header bytes, deployment, body bytes, body checksum
+
+_WRITTEN = struct.Struct("<Q")  # behind it, once reserved and zero: when it was packed
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 #: Rows of the index have 32 bits for it.
@@ -84,10 +87,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(deployment: bytes, body: Manifest | Tombstone | Uses) -> bytes:
-    """The object's bytes."""
+    """The object's bytes, with the time of packing in what was reserved in the header."""
     raw_body = _encode(body)
     magic = _MAGIC[type(body)]
     raw = _HEADER.pack(magic, FORMAT_VERSION, MANIFEST_HEADER_BYTES, deployment, len(raw_body), checksum(raw_body))
+    raw += _WRITTEN.pack(time_ns())
     return sealed(raw.ljust(MANIFEST_HEADER_BYTES - 16, b"\0")) + raw_body
 
 
@@ -127,6 +131,12 @@ def owner_of(data: bytes) -> bytes:
     """The deployment's digest in the header of a small object that was parsed already."""
     owner: bytes = _HEADER.unpack_from(data)[3]
     return owner
+
+
+def written_ns(data: bytes) -> int:
+    """When a small object that was parsed already was packed: ns since 1970 by its writer's clock; 0 from writers that didn't say."""
+    when: int = _WRITTEN.unpack_from(data, _HEADER.size)[0]
+    return when
 
 
 def _check_places(manifest: Manifest, owner: bytes) -> None:

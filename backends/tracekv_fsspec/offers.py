@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 from typing import Any
 
 import tracekv
@@ -91,6 +91,7 @@ class _Lookup:
     bounding_layer_group: int | None = None
     waited_ns: int = 0
     key: bytes | None = None
+    commit_to_offer_ns: int = 0
 
 
 def new_request(engine: Engine, request: Any) -> tuple[Request, MissReason | None]:
@@ -134,6 +135,7 @@ def query(engine: Engine, request: Any, computed_tokens: int) -> Request:
         waited_ns=found.waited_ns,
         key=found.key,
         has_partial_blocks=engine.has_partial_blocks,
+        commit_to_offer_ns=found.commit_to_offer_ns,
     )
     return books
 
@@ -288,5 +290,15 @@ def _stage(engine: Engine, books: Request, run: Run, found: _Lookup) -> bool:
         return False
     found.staged_tokens = end_token
     found.offered_tokens = offer.tokens
+    found.commit_to_offer_ns = _since_commit(engine, run.keys[:taken])
     books.offer = offer
     return True
+
+
+def _since_commit(engine: Engine, keys: Sequence[bytes]) -> int:
+    """How long ago another engine committed the last of some blocks, when it is offered here for the first time; 0: it is no news.
+
+    Across machines it is as right as their clocks agree.
+    """
+    committed = engine.stager.index.news_of(engine.shards[0], keys[-1])
+    return max(0, time_ns() - committed) if committed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 
 import pytest
@@ -284,3 +285,14 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_the_first_offer_of_another_engines_commit_tells_how_old_it_is(node):
+    writer, reader = node(), node()
+    writer.save(keys(3))
+    reader.stager.catalog.refresh()
+    committed = reader.stager.index.news_of(FULL, keys(3)[2])
+    assert abs(time.time_ns() - committed) < 60 * 10**9
+    assert reader.stager.index.news_of(FULL, keys(3)[2]) == 0
+    assert writer.stager.index.news_of(FULL, keys(3)[2]) == 0  # its own
+    assert node().stager.index.news_of(FULL, keys(3)[2]) == 0  # older than the engine

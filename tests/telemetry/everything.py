@@ -31,7 +31,7 @@ EVERYTHING: list[Record] = [
     CancelLoadCall(Callback.CANCEL_LOAD, 7020, 7030, 4, None, 20, 32, 64),
     *(stored(7100, 7110, operation=operation, engine="local") for operation in Operation),
     *(stored(7100, 7110, outcome=outcome, engine="memory") for outcome in Outcome),
-    *(looked_up(7000, 7005, 20, reason=reason) for reason in MissReason),
+    *(looked_up(7000, 7005, 20, reason=reason, commit_to_offer_ns=7) for reason in MissReason),
     *(Prefetch(7200, 20, fate, 1, 1, 1) for fate in PrefetchFate),
     *(Drop(7200, Direction.SAVE, reason, 20, 0, 3, 300) for reason in DropReason),
     stored(7110, 7120, breaker="half_open"),

@@ -140,11 +140,17 @@ class QueryCall(Call, tag=11):
 
 
 class AllocCall(Call, tag=12):
-    """``update_state_after_alloc`` and its per-layer-group form."""
+    """``update_state_after_alloc`` and its per-layer-group form.
+
+    Attributes:
+        is_never_asked: The request is of a kind that the runtime doesn't ask about (a dummy, or it only generates); None where its
+            object doesn't say.
+    """
 
     request_id: int
     honoured_tokens: int | None
     pages: list[list[int]]
+    is_never_asked: bool | None = None
 
 
 class BuildCall(Call, tag=13):
@@ -312,6 +318,8 @@ class Lookup(Record, tag=41):
         reason: Why nothing, or not more, was offered; None for a full hit.
         key: Digest of the last block of the prompt that could be offered; equal keys mean equal KV.
         has_partial_blocks: The connector offers parts of blocks on purpose.
+        commit_to_offer_ns: From another engine's commit of the last offered block to this offer, its first here, by both engines'
+            wall clocks; 0 where it is no news.
     """
 
     request_id: int
@@ -328,6 +336,7 @@ class Lookup(Record, tag=41):
     ended_ns: int
     key: bytes | None
     has_partial_blocks: bool = False
+    commit_to_offer_ns: int = 0
 
 
 class StoreOperation(Record, tag=42):

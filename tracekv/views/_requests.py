@@ -344,6 +344,8 @@ class RequestTraces:
             names.OFFERED_TOKENS: record.offered_tokens,
             names.WAITED_NS: record.waited_ns,
         }
+        if record.commit_to_offer_ns:
+            attributes[names.COMMIT_TO_OFFER_NS] = record.commit_to_offer_ns
         if record.group_tokens:
             attributes[names.GROUP_TOKENS] = list(record.group_tokens)
         if record.bounding_layer_group is not None:
