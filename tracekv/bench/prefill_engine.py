@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 import random
 import sys
@@ -42,7 +44,7 @@ MODEL = {
 SAVE_TOKENS = 2048
 #: A conversation so far, and its next turn.
 WARM_TOKENS, REST_TOKENS = 2048, 256
-_CHUNK = 1024
+_CHUNK = 256
 _VOCABULARY = 2048
 _WAIT_S = 60.0
 
@@ -92,32 +94,39 @@ class Bench:
         with settings(url, **more):
             engine = Executor(self.model, Scheduler, Worker, **options)
         self._running.callback(engine.shutdown)
+        np.frombuffer(arena_of(engine).buffer, np.uint8)[
+            :: mmap.PAGESIZE
+        ].max()  # the first touch of memory is nobody's cost
         return engine
 
     def saving(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds of prefills that are saved, and of the same without a connector; wall and processor time."""
+        """Seconds of prefills that are saved and of the same without a connector, wall and processor time.
+
+        The two take turns pass by pass, so that what slows the machine down for a moment slows both.
+        """
         blocks = 2 * SAVE_TOKENS // TOKENS_PER_BLOCK
         engines = {"bare": self.engine(None, blocks), "saving": self.engine(self._url("saving"), blocks)}
-        cpu: dict[str, list[float]] = {f"{name}_cpu": [] for name in engines}
-
-        def prefill(name: str) -> float:
-            engine = engines[name]
-            request = engine.submit(self.tokens(SAVE_TOKENS), 1)
-            started, began = perf_counter(), thread_time()
-            engine.run()
-            took = perf_counter() - started
-            cpu[f"{name}_cpu"].append(thread_time() - began)
-            if request.error is not None:
-                raise request.error
-            if name == "saving" and not engine.scheduler.flush(_WAIT_S):
+        times: dict[str, list[float]] = {name: [] for name in ("bare", "saving", "bare_cpu", "saving_cpu")}
+        for number in range(rounds + 1):
+            requests = {name: engine.submit(self.tokens(SAVE_TOKENS), 1) for name, engine in engines.items()}
+            took = dict.fromkeys(times, 0.0)
+            for turn in itertools.count(number):
+                order = [name for name in sorted(engines, reverse=bool(turn % 2)) if engines[name].has_work]
+                if not order:
+                    break
+                for name in order:
+                    began = thread_time()
+                    took[name] += _timed(engines[name].step)
+                    took[f"{name}_cpu"] += thread_time() - began
+            for request in requests.values():
+                if request.error is not None:
+                    raise request.error
+            if not engines["saving"].scheduler.flush(_WAIT_S):
                 raise RuntimeError("tracekv: the benchmark's store took too long")
-            return took
-
-        for name in engines:
-            prefill(name)
-        for times in cpu.values():
-            times.clear()
-        return interleave({name: partial(prefill, name) for name in engines}, rounds) | cpu
+            if number:  # the first one warms up
+                for name, seconds in took.items():
+                    times[name].append(seconds)
+        return times
 
     def warm(self, rounds: int) -> dict[str, list[float]]:
         """Seconds to the first token, from the arena, with a hint, from the store, and the two parts of the floor."""
