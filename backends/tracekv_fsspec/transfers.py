@@ -116,11 +116,8 @@ class Transfers:
         for copy in copies:
             if copy.rank != self._rank:
                 continue
-            shard, slot_bytes, starts = Shard(copy.layer_group, copy.rank), 0, []
-            for number, generation in zip(copy.slots, copy.generations, strict=True):
-                start, stop = self._arena.extent(shard, number, generation)
-                starts.append(start)
-                slot_bytes = stop - start
+            shard = Shard(copy.layer_group, copy.rank)
+            starts, slot_bytes = self._arena.starts(shard, copy.slots, copy.generations)
             moves = Moves(copy.layer_group, copy.pages, starts, slot_bytes)
             check_pages(moves, self._slots[copy.layer_group])
             jobs.append(Job(copy, moves, self._page_bytes[copy.layer_group] * len(copy.pages)))

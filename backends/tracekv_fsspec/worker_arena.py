@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracekv_fsspec.arena_file import ArenaFile
@@ -58,6 +58,14 @@ class WorkerArena:
             )
         start = base + number * stride
         return start, start + stride
+
+    def starts(self, shard: Shard, numbers: Sequence[int], generations: Sequence[int]) -> tuple[list[int], int]:
+        """:meth:`extent` for several slots: where each begins, and their bytes with padding. A load has thousands."""
+        base, stride, current = self._places[shard]
+        if [current[number] for number in numbers] != generations:
+            for number, generation in zip(numbers, generations, strict=True):
+                self.extent(shard, number, generation)  # says which
+        return [base + number * stride for number in numbers], stride
 
     def loads_begun(self, step: int) -> None:
         """The step's loads are issued from now on."""

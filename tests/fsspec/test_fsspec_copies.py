@@ -199,6 +199,12 @@ def test_a_worker_refuses_a_slot_that_was_given_away():
     assert arena.allocate(Shard(0, 1)).number == old.number
     with pytest.raises(StaleSlot, match="generation 2, the pass names 1"):
         worker.extent(*old)
+    new = arena.slot(old.shard, old.number)
+    other = arena.allocate(old.shard)
+    both = [new.number, other.number]
+    assert worker.starts(old.shard, both, [2, 1]) == ([arena.extent(slot)[0] for slot in (new, other)], 4096)
+    with pytest.raises(StaleSlot, match="generation 2, the pass names 1"):
+        worker.starts(old.shard, both, [1, 1])
 
 
 def test_a_tickets_state_is_seen_by_every_rank_until_it_is_forgotten():
