@@ -52,7 +52,7 @@ class Catalog:
         own: Ids under which this engine commits; the index has those commits already.
 
     Attributes:
-        on_refreshed: Called by the background when it has found something new.
+        on_refreshed: Called by the background after each refresh, with the time at which it began (``time.monotonic``).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Catalog:
         self._uses_written = 0
         self._is_stopped = False
         self._wake = threading.Event()
-        self.on_refreshed: Callable[[], None] | None = None
+        self.on_refreshed: Callable[[float], None] | None = None
         self._refreshing = threading.Lock()
         self._is_down = False
         self._thread = threading.Thread(target=self._run, name="tracekv-refresh", daemon=True)
@@ -212,9 +212,10 @@ class Catalog:
                 return
             self._wake.clear()
             try:
-                manifests, _ = self.refresh()
-                if manifests and self.on_refreshed is not None:
-                    self.on_refreshed()
+                began = monotonic()
+                self.refresh()
+                if self.on_refreshed is not None:
+                    self.on_refreshed(began)
                 if monotonic() - self._uses_at >= USES_EVERY_S:
                     self._write_uses()
                 self._is_down = False

@@ -50,6 +50,8 @@ class Hint:
         chain: Its keys, once they are hashed; taken by the query, too.
         done: So many blocks of it were known to be stored, and asked for.
         look_at: When the store is looked at again for the rest.
+        started: It was looked at for the first time.
+        looked: All of it was known, or a refresh that began after it is over and what that found is asked for.
     """
 
     namespace: bytes | None
@@ -66,6 +68,7 @@ class Hint:
     look_at: float = 0.0
     is_cancelled: bool = False
     started: threading.Event = field(default_factory=threading.Event)
+    looked: threading.Event = field(default_factory=threading.Event)
 
 
 class Prefetcher:
@@ -102,7 +105,7 @@ class Prefetcher:
         self._open: dict[int, Hint] = {}
         self._of_request: OrderedDict[int, Hint] = OrderedDict()
         self._asked: OrderedDict[int, list[Ticket]] = OrderedDict()
-        self._has_news = False
+        self._refreshed_at: float | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="tracekv-prefetch", daemon=True)
         self._thread.start()
@@ -180,14 +183,15 @@ class Prefetcher:
     def wait(self, hint: Hint, seconds: float, deadline: float) -> None:
         """Wait until a hint was looked at, at most ``seconds``; then, until ``deadline``, for what is stored of it to be staged."""
         if hint.started.wait(seconds):
+            hint.looked.wait(max(0.0, deadline - monotonic()))
             for ticket in list(hint.tickets):
                 self._reader.wait_done(ticket, max(0.0, deadline - monotonic()))
 
-    def refreshed(self) -> None:
-        """The index may hold more by now."""
+    def refreshed(self, began: float) -> None:
+        """The index may hold more by now: a refresh is over that began then."""
         if self._open:
             with self._changed:
-                self._has_news = True
+                self._refreshed_at = began
                 self._changed.notify()
 
     def close(self, seconds: float) -> None:
@@ -211,13 +215,14 @@ class Prefetcher:
     def _drop(self, hint: Hint) -> None:
         hint.is_cancelled = True
         hint.started.set()
+        hint.looked.set()
         self._todo.pop(id(hint), None)
         self._open.pop(id(hint), None)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._todo or self._ahead or self._has_news or self._is_closed):
+                while not (self._todo or self._ahead or self._refreshed_at is not None or self._is_closed):
                     due = min((hint.look_at for hint in self._open.values()), default=None)
                     if due is not None and due <= monotonic():
                         break
@@ -225,19 +230,20 @@ class Prefetcher:
                 if self._is_closed:
                     return
                 hint = next(iter(self._todo.values()), None) or next(iter(self._ahead.values()), None)
-                again: list[Hint] = []
+                refreshed_at = None
                 if hint is not None:
                     self._todo.pop(id(hint), None)
                     self._ahead.pop(id(hint), None)
-                elif self._has_news:
-                    self._has_news = False
-                    again = list(self._open.values())
+                else:
+                    refreshed_at, self._refreshed_at = self._refreshed_at, None
             try:
                 if hint is not None:
                     self._begin(hint)
-                elif again:
-                    for each in again:
+                elif refreshed_at is not None:
+                    for each in list(self._open.values()):
                         self._stage(each)
+                        if each.begun < refreshed_at:
+                            each.looked.set()
                 else:
                     self._look_again()
             except Exception as error:  # its class only: a text could tell a token
@@ -280,6 +286,7 @@ class Prefetcher:
             is_cancelled = hint.is_cancelled
             if is_cancelled or not is_open:
                 self._open.pop(id(hint), None)
+                hint.looked.set()
             else:
                 self._leave_open(hint)
         for ticket in hint.tickets if is_cancelled else ():

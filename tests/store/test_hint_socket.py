@@ -67,6 +67,11 @@ def test_keys_are_staged_as_they_are(engine):
     assert send_hint(engine.path, request) == HintAnswer(staged=3, queued=0, unknown=2)
 
 
+def test_a_hint_finds_what_was_committed_just_before_it(engine, node):
+    node().save(keys(2, seed=7))
+    assert send_hint(engine.path, HintRequest(keys=keys(3, seed=7), wait_ms=30_000)) == HintAnswer(2, 0, 1)
+
+
 def test_the_socket_is_its_owners_alone_and_goes_with_the_engine(engine):
     assert stat.S_IMODE(engine.path.stat().st_mode) == 0o600
     engine.stager.close()

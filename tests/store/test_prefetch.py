@@ -83,7 +83,7 @@ def test_a_hinted_prompt_is_staged_without_a_query(node):
 def test_a_hint_finds_what_another_engine_commits_before_the_next_refresh(node):
     reader = node(refresh_ms=3_600_000)
     made = reader.stager.prefetcher.hint(keys(4))
-    assert made.started.wait(WAIT_S)
+    assert made.looked.wait(WAIT_S)
     arrived = threading.Event()
     commit_run = reader.stager.arena.commit_run
 
