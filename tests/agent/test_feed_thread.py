@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from tests.support.collector import Sink
 from tests.views.sample_run import bring_up, built, named, queried, the_run
 from tracekv.agent import start_agent
 from tracekv.agent.exporters import OtlpExporter
+from tracekv.agent.metrics import ENDPOINT_FILE
 from tracekv.agent.thread import FeedThread
+from tracekv.journal.directory import start_journal
 from tracekv.journal.memory import MemoryJournal
+from tracekv.journal.reader import RingReader
 from tracekv.journal.records import Record
 from tracekv.settings import Settings
 from tracekv.views.model import AttributeValue, Span
@@ -339,3 +344,17 @@ def test_memory_stays_bounded_while_an_endpoint_hangs(sink: Sink, closing: Calla
         feeder.flush(0.01)
 
     assert len(exporter._queue) <= 8
+
+
+def test_metrics_of_a_thread_know_how_much_was_written(tmp_path: Path, closing: Callable[[Any], Any]) -> None:
+    journal = start_journal(tmp_path, file_bytes=1 << 20)
+    assert journal is not None
+    agent = closing(start_agent(journal, Settings(agent="thread", metrics_port=0, journal_dir=str(tmp_path))))
+    for record in the_run():
+        journal.write(record)
+    assert agent.flush(20)
+    with urllib.request.urlopen((tmp_path / ENDPOINT_FILE).read_text().strip(), timeout=10) as answer:
+        text = answer.read().decode()
+    (written,) = re.findall(r"^tracekv_tracer_written_bytes_total\S* (\S+)$", text, re.MULTILINE)
+
+    assert float(written) == RingReader(journal.path).written_bytes() > 0
