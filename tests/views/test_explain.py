@@ -155,6 +155,17 @@ def test_the_whole_begins_where_the_request_was_enqueued_and_joins_its_callers_t
     assert found.whole_ns == sum(found.parts.values())
 
 
+def test_tokens_are_estimated_from_pages_where_a_connector_tells_pages_only(told):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    tape.add(Transfer(Direction.LOAD, Source.REPORTED, Tier.HOST, 1, 1, 0, [1, 2], 8192, 0, 1, 2, 0, 0, 0, 0, 0, None))
+    found = told(tape)
+    assert found.tokens(Direction.LOAD) == 0
+    assert found.estimated_tokens(Direction.LOAD) == 64
+    assert found.estimated_tokens(Direction.SAVE) is None
+
+
 def test_a_failed_load_is_the_verdict(told):
     tape = Tape()
     tape.query(1, 100, 0, 64)

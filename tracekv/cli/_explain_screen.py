@@ -84,6 +84,11 @@ def _number(value: int | None) -> str:
     return "not told" if value is None else f"{value:,}"
 
 
+def _moved_tokens(told: Explanation, way: Direction) -> str:
+    estimate = told.estimated_tokens(way)
+    return _number(told.tokens(way)) if estimate is None else f"~{estimate:,}"
+
+
 def _tokens(console: Console, told: Explanation) -> None:
     story = told.story
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=True, header_style="bold")
@@ -93,8 +98,8 @@ def _tokens(console: Console, told: Explanation) -> None:
         "on device": _number(story.computed_tokens),
         "offered": _number(story.offered_tokens),
         "honoured": _number(story.honoured_tokens),
-        "loaded": _number(told.tokens(Direction.LOAD)),
-        "saved": _number(told.tokens(Direction.SAVE)),
+        "loaded": _moved_tokens(told, Direction.LOAD),
+        "saved": _moved_tokens(told, Direction.SAVE),
     }
     for name in cells:
         table.add_column(name, justify="left" if name == "tokens" else "right", min_width=8 if name == "tokens" else 0)

@@ -132,6 +132,13 @@ class Explanation(msgspec.Struct):
         """Tokens that moved: the most of any rank, since each moves its part of the same."""
         return max((each.story.tokens(direction) for each in self.ranks), default=0)
 
+    def estimated_tokens(self, direction: Direction) -> int | None:
+        """What the pages that moved hold at the most, where a connector reports its transfers without their tokens; else None."""
+        if self.tokens(direction) or not self.tokens_per_block:
+            return None
+        pages = [each.story.pages(direction, group) for each in self.ranks for group in each.story.layer_groups()]
+        return max(pages, default=0) * self.tokens_per_block or None
+
     def nbytes(self, direction: Direction) -> int:
         """Bytes that moved, on all ranks."""
         return sum(each.story.nbytes(direction) for each in self.ranks)

@@ -7,17 +7,16 @@ done in all needs a few kinds of all of them: :data:`COUNTED` says which.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from tracekv.journal.records import (
     AllocCall,
-    Call,
     Finding,
     FinishCall,
     FinishedCall,
-    IdlePolls,
     Lookup,
     QueryCall,
     Record,
@@ -38,6 +37,10 @@ COUNTED: tuple[type[Record], ...] = (
 )  # fmt: skip
 #: The row of a store's own operations, beside the layer groups.
 STORE_ROW = -1
+_WAYS = {way: way.value for way in Direction}
+_STORE_WAYS = {Operation.READ: Direction.LOAD.value, Operation.PUT: Direction.SAVE.value}
+#: Transfers and store operations of late that are kept: as many as a window has, unless far more come than a screen is for.
+_MOST_FLOWS = 1 << 15
 
 
 class _Flow(msgspec.Struct):
@@ -74,56 +77,38 @@ class TopView:
         self.last_ns = 0
         self.step = 0
         self.lookups: dict[int, Lookup] = {}
-        self._flows: deque[_Flow] = deque()
+        self._flows: deque[_Flow] = deque(maxlen=_MOST_FLOWS)
+        self._counting: dict[type[Record], Callable[[Any], None]] = {
+            QueryCall: self._queried,
+            AllocCall: self._allocated,
+            Lookup: self._looked_up,
+            Transfer: self._moved,
+            StoreOperation: self._stored,
+            StoreCeiling: self._measured,
+            Finding: self._found,
+            TracerFault: self._failed,
+            TracingReduced: self._reduced,
+        }
 
     def feed(self, record: Record) -> None:
         """Take a record, for what is going on and for what is counted."""
         self.inflight.feed(record)
-        self.count(record)
+        self.last_ns = max(self.last_ns, self.inflight.last_ns, getattr(record, "last_ended_ns", 0))
+        self.step = max(self.step, getattr(record, "step", 0) or 0)
+        self._count(record)
 
     def recall(self, record: Record) -> None:
         """Take a record of long ago: it is counted, and what may be open since then, a parked load or held pages, is kept."""
-        self.count(record)
-        match record:
-            case QueryCall():
-                if record.is_async and record.offered_tokens:
-                    self.inflight.feed(record)
-            case AllocCall():
-                if record.request_id in self.inflight.requests:
-                    self.inflight.feed(record)
-            case FinishCall() | FinishedCall():
-                self.inflight.feed(record)
+        self._count(record)
+        kind = type(record)
+        is_told = kind is FinishCall or kind is FinishedCall or (isinstance(record, QueryCall) and record.is_async)
+        if is_told or (isinstance(record, AllocCall) and record.request_id in self.inflight.requests):
+            self.inflight.feed(record)
 
-    def count(self, record: Record) -> None:
-        """Take a record for what is counted only."""
-        at = getattr(record, "ended_ns", 0) or getattr(record, "at_ns", 0)
-        self.last_ns = max(self.last_ns, at)
-        match record:
-            case QueryCall():
-                self._queried(record)
-            case AllocCall():
-                self.tokens["honoured"] += record.honoured_tokens or 0
-            case Lookup():
-                self.lookups[record.request_id] = record
-            case Transfer():
-                self._moved(record)
-            case StoreOperation():
-                way = {Operation.READ: Direction.LOAD, Operation.PUT: Direction.SAVE}.get(record.operation)
-                if way is not None:
-                    self._flow(_Flow(record.started_ns, record.ended_ns, (way.value, STORE_ROW), record.nbytes, 0))
-            case StoreCeiling():
-                self.ceilings[record.direction.value] = record.bytes_per_s
-            case Finding():
-                self.rules[record.severity, record.rule] += 1
-            case TracerFault():
-                self.faults += 1
-            case TracingReduced():
-                self.is_reduced, self.cost_ppm = record.is_reduced, record.cost_ppm
-            case IdlePolls():
-                self.last_ns = max(self.last_ns, record.last_ended_ns)
-            case Call():
-                pass
-        self.step = max(self.step, getattr(record, "step", 0) or 0)
+    def _count(self, record: Record) -> None:
+        counting = self._counting.get(type(record))
+        if counting is not None:
+            counting(record)
 
     def _queried(self, record: QueryCall) -> None:
         self.tokens["queried"] += record.prompt_tokens or 0
@@ -140,23 +125,42 @@ class TopView:
         while len(self.lookups) > 1024:
             del self.lookups[next(iter(self.lookups))]
 
+    def _allocated(self, record: AllocCall) -> None:
+        self.tokens["honoured"] += record.honoured_tokens or 0
+
+    def _looked_up(self, record: Lookup) -> None:
+        self.lookups[record.request_id] = record
+
     def _moved(self, record: Transfer) -> None:
         if record.source is not Source.REPORTED:
             return
-        self.stall_ns += record.stall_ns
-        self.longest_stall_ns = max(self.longest_stall_ns, record.stall_ns)
-        nbytes = record.nbytes if record.error is None else 0
-        row = (record.direction.value, record.layer_group)
-        self.bytes[row] += nbytes
-        self._flow(_Flow(record.started_ns, record.ended_ns, row, nbytes, record.stall_ns))
+        stall_ns = record.stall_ns
+        if stall_ns:
+            self.stall_ns += stall_ns
+            self.longest_stall_ns = max(self.longest_stall_ns, stall_ns)
+        self._flow(record, _WAYS[record.direction], record.layer_group, 0 if record.error else record.nbytes, stall_ns)
 
-    def _flow(self, flow: _Flow) -> None:
-        if flow.row[1] == STORE_ROW:
-            self.bytes[flow.row] += flow.nbytes
-        self._flows.append(flow)
-        # Reports of other threads come a little out of order: what is old is left out when the window is looked at.
-        while len(self._flows) > 1 and self._flows[0].end_ns < flow.end_ns - 2 * self.window_ns:
-            self._flows.popleft()
+    def _stored(self, record: StoreOperation) -> None:
+        way = _STORE_WAYS.get(record.operation)
+        if way is not None:
+            self._flow(record, way, STORE_ROW, record.nbytes, 0)
+
+    def _flow(self, record: Transfer | StoreOperation, way: str, group: int, nbytes: int, stall_ns: int) -> None:
+        row = (way, group)
+        self.bytes[row] += nbytes
+        self._flows.append(_Flow(record.started_ns, record.ended_ns, row, nbytes, stall_ns))
+
+    def _measured(self, record: StoreCeiling) -> None:
+        self.ceilings[record.direction.value] = record.bytes_per_s
+
+    def _found(self, record: Finding) -> None:
+        self.rules[record.severity, record.rule] += 1
+
+    def _failed(self, record: TracerFault) -> None:
+        self.faults += 1
+
+    def _reduced(self, record: TracingReduced) -> None:
+        self.is_reduced, self.cost_ppm = record.is_reduced, record.cost_ppm
 
     def flows(self, now_ns: int) -> list[_Flow]:
         """What ended in the window before ``now_ns``."""
