@@ -43,16 +43,32 @@ class Many(msgspec.Struct):
 
     def add(self, bar: Bar) -> None:
         """Take one more."""
-        self.block(bar.start_ns, bar.end_ns, 1, bar.end_ns - bar.start_ns, bar.end_ns - bar.start_ns, bar.name)
-        self.errors += bar.error is not None
-        self._concern(bar.requests)
+        start, end = bar.start_ns, bar.end_ns
+        length = end - start
+        if start < self.first_ns:
+            self.first_ns = start
+        if end > self.last_ns:
+            self.last_ns = end
+        self.count += 1
+        self.busy_ns += length
+        if length > self.longest_ns:
+            self.longest_ns = length
+        self.names[bar.name] = self.names.get(bar.name, 0) + 1
+        if bar.error is not None:
+            self.errors += 1
+        if bar.requests:
+            self._concern(bar.requests)
 
     def block(self, first_ns: int, last_ns: int, count: int, busy_ns: int, longest_ns: int, name: str) -> None:
         """Take several of one name."""
-        self.first_ns, self.last_ns = min(self.first_ns, first_ns), max(self.last_ns, last_ns)
+        if first_ns < self.first_ns:
+            self.first_ns = first_ns
+        if last_ns > self.last_ns:
+            self.last_ns = last_ns
         self.count += count
         self.busy_ns += busy_ns
-        self.longest_ns = max(self.longest_ns, longest_ns)
+        if longest_ns > self.longest_ns:
+            self.longest_ns = longest_ns
         self.names[name] = self.names.get(name, 0) + count
 
     def merge(self, other: Many) -> None:
@@ -99,17 +115,23 @@ class Picture:
             self._keep(bar)
         else:
             self._put(bar)
-        while self._kept > self._most:
-            self._widen()
+        if self._kept > self._most:
+            self._fit()
 
     def add_block(self, block: Block) -> None:
         """Take several bars at once, which are all shorter than a width."""
         self.bars += block.bars
+        bins = self._bins(block.lane)
+        place = block.first_ns // self.width_ns
+        known = bins.get(place)
+        if type(known) is Many:
+            known.block(*block[1:])
+            return
         many = Many(block.first_ns, block.last_ns)
         many.block(*block[1:])
         self._join(block.lane, many)
-        while self._kept > self._most:
-            self._widen()
+        if self._kept > self._most:
+            self._fit()
 
     def kept(self) -> Iterator[tuple[Lane, list[Bar | Many]]]:
         """The lanes as they stand, each with what lies on it in the order of time."""
@@ -122,18 +144,26 @@ class Picture:
         self._kept += 1
 
     def _put(self, bar: Bar) -> None:
-        bins = self._many.setdefault(bar.lane, {})
+        bins = self._bins(bar.lane)
         place = bar.start_ns // self.width_ns
         known = bins.get(place)
         if known is None:
             bins[place] = bar
             self._kept += 1
+        elif type(known) is Many:
+            known.add(bar)
         else:
-            bins[place] = self._of(known)
-            self._of(bins[place]).add(bar)
+            bins[place] = many = self._of(known)
+            many.add(bar)
+
+    def _bins(self, lane: Lane) -> dict[int, Bar | Many]:
+        bins = self._many.get(lane)
+        if bins is None:
+            bins = self._many[lane] = {}
+        return bins
 
     def _join(self, lane: Lane, many: Many) -> None:
-        bins = self._many.setdefault(lane, {})
+        bins = self._bins(lane)
         place = many.first_ns // self.width_ns
         known = bins.get(place)
         if known is None:
@@ -149,6 +179,11 @@ class Picture:
         many = Many(known.start_ns, known.end_ns)
         many.add(known)
         return many
+
+    def _fit(self) -> None:
+        # Down to less than is allowed: or each further bar would make it wider again.
+        while self._kept > self._most * 3 // 4:
+            self._widen()
 
     def _widen(self) -> None:
         self.width_ns = self.width_ns * _WIDER or _FIRST_WIDTH_NS

@@ -44,7 +44,7 @@ from tracekv.views.verdict import verdict
 MOST_LISTED = 500
 MOST_EXPLAINED = 100
 #: Records that explaining may pass over, in all: what an answer of seconds allows.
-_MOST_PASSED = 4_000_000
+_MOST_PASSED = 1_500_000
 _FORK_FROM = 50_000
 _EXPLAINS_A_PROCESS = (
     ConnectorWrapped,
@@ -64,6 +64,14 @@ class Part(NamedTuple):
 
     summary: Summary
     timeline: Data
+
+
+class Explained(NamedTuple):
+    """A request whose time is explained."""
+
+    started_unix_ns: int
+    whole_ns: int
+    data: Data
 
 
 class ReportData:
@@ -107,7 +115,12 @@ class ReportData:
         )
         tell(1, 3)
         listed = self._listed(rows)
-        explained = {key: told for key in self._worth_explaining(listed) if (told := self._explain(*key)) is not None}
+        keys = self._worth_explaining(listed)
+        told = self._map(
+            [functools.partial(self._explain, *key) for key in keys],
+            [sum(segment.last - segment.first for segment in self.runs[run].segments) for run, _ in keys],
+        )
+        explained = {key: each for key, each in zip(keys, told, strict=True) if each is not None}
         tell(2, 3)
         window = self._window(explained)
         parts = self._map(
@@ -162,10 +175,13 @@ class ReportData:
             keys.append(key)
         return keys
 
-    def _explain(self, run: int, request_id: int) -> Explanation | None:
-        return explain(self.runs[run], request_id, hashed=self._hashed)
+    def _explain(self, number: int, request_id: int) -> Explained | None:
+        """May run in a child."""
+        run = self.runs[number]
+        told = explain(run, request_id, hashed=self._hashed)
+        return None if told is None else Explained(told.started_unix_ns, told.whole_ns, self._told(run, told))
 
-    def _row(self, key: tuple[int, int], row: RequestRow, told: Explanation | None) -> Data:
+    def _row(self, key: tuple[int, int], row: RequestRow, told: Explained | None) -> Data:
         run = self.runs[key[0]]
         data: Data = {
             "key": f"{key[0]}:{key[1]}",
@@ -184,7 +200,7 @@ class ReportData:
             "finished": row.is_finished,
         }
         if told is not None:
-            data["told"] = self._told(run, told)
+            data["told"] = told.data
         return data
 
     def _told(self, run: Run, told: Explanation) -> Data:
@@ -244,7 +260,7 @@ class ReportData:
     def _offset(self, segment: Segment) -> int:
         return self._offsets[segment.process.facts.process_id]
 
-    def _window(self, explained: dict[tuple[int, int], Explanation]) -> tuple[int, int] | None:
+    def _window(self, explained: dict[tuple[int, int], Explained]) -> tuple[int, int] | None:
         """Where the chosen requests lie, in Unix time; None for everything."""
         if not self._chosen or not explained:
             return None

@@ -238,18 +238,9 @@ class Timeline:
         if known is None:
             side, method = callback_name(record.callback)
             known = self._names[record.callback] = (_SIDES[side], method)
-        bars = [
-            _bar(
-                known[0],
-                known[1],
-                record.started_ns,
-                record.ended_ns,
-                record,
-                requests_of(record),
-                record.step,
-                record.error,
-            )
-        ]
+        start = record.started_ns
+        requests = () if type(record) is Call else requests_of(record)
+        bars = [Bar(*known, start, max(start, record.ended_ns), requests, record.step, -1, record.error, record)]
         if isinstance(record, BindCall):
             self._pass_step, self._pass_start_ns = record.step, record.started_ns
         elif record.callback == Callback.WAIT_FOR_SAVE and self._pass_step == record.step:
