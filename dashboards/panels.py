@@ -14,6 +14,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.promql import metrics_in
 
@@ -101,6 +102,8 @@ def build(panel: Panel, panel_id: int) -> _Builder:
     for index, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(chr(ord("A") + index))
         target.datasource(PROMETHEUS)
+        if panel.kind == "table":
+            target.format(PromQueryFormat.TABLE)
         builder.with_target(target.instant() if panel.kind in ("stat", "table") else target.range())
     if panel.traces is not None:
         builder.data_links([_link(title, url) for title, url in trace_urls(panel.traces).items()])
@@ -126,7 +129,10 @@ def _visualization(panel: Panel) -> _Builder:
         legend.display_mode(common.LegendDisplayMode.LIST)
         return statetimeline.Panel().legend(legend).tooltip(tooltip).fill_opacity(70).merge_values(True)
     if panel.kind == "table":
-        return table.Panel()
+        # A line per series, its labels as columns; value and time say nothing here.
+        hidden = dict.fromkeys(("Time", "Value", "__name__", "alertstate"), True)
+        organized = models.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
+        return table.Panel().with_transformation(organized)
     legend.display_mode(common.LegendDisplayMode.TABLE).calcs(_CALCS)
     graph = timeseries.Panel().legend(legend).tooltip(tooltip).line_width(1).fill_opacity(10)
     # A gap in the data stays a gap.

@@ -99,7 +99,8 @@ _SPEED = [
     Panel(
         title="Bandwidth and ceiling",
         question="How much of what the store can give is used?",
-        answer="Bytes read and written in a second, beside the store's best as measured: run `tracekv bench store` once on the node, with its TRACEKV_JOURNAL_DIR.",
+        answer="Bytes read and written in a second, beside the store's best as measured: run `tracekv bench store` once on "
+        "the node, with its TRACEKV_JOURNAL_DIR.",
         queries=[
             Query(_achieved("read"), "{{tracekv_store_engine}} read"),
             Query(_achieved("put"), "{{tracekv_store_engine}} written"),
