@@ -197,6 +197,15 @@ def test_a_live_screen_ends_with_ctrl_c_and_leaves_the_last_one(tmp_path):
     assert got.rindex(b"tracekv top") > got.rindex(b"\x1b[?1049l")  # and the last one after it
 
 
+def test_whoever_waits_at_a_terminal_sees_how_far_it_is(tmp_path):
+    write_journals(tmp_path, loading().records)
+    got, status = in_a_terminal(["explain", "7"], tmp_path, b"\xff")
+    assert status == 0
+    assert b"reading" in got
+    assert b"100 %" in got
+    assert "reading" not in CliRunner().invoke(app, ["explain", "7", str(tmp_path)]).output
+
+
 def test_a_terminal_without_colours_gets_none(tmp_path):
     write_journals(tmp_path, loading().records)
     plain, status = in_a_terminal(["top", "--once"], tmp_path, b"\xff", NO_COLOR="1")

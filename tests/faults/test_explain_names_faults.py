@@ -38,7 +38,6 @@ def test_the_first_line_names_the_fault(name, tmp_path):
     rule, found = FAULTS[name].rule, played.findings(name)[0]
     write_journals(tmp_path, played.records(name))
     assert f"{rule}: " in first_line("--violations", tmp_path)
-    assert f"{rule}: " in first_line("--violations", "--all", tmp_path)
     run = json.loads(run_explain("--violations", "--json", tmp_path).stdout)["requests"][0]["run"]
     whose = found.request if found.request is not None else someone(played.records(name), found.step)
     if whose is not None:

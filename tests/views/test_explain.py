@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from tests.support.journaled import write_journals
 from tracekv.journal.records import CallCounts, Enqueued, StoreOperation, Transfer
+from tracekv.journal.ring import RingJournal
 from tracekv.journal.scan import scan
-from tracekv.journal.vocabulary import Direction, MissReason, Operation, Outcome, Source, Tier
+from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Source, Tier
 from tracekv.testing.corpus.tape import Tape
 from tracekv.views.explain import PARTS, explain
 from tracekv.views.runs import runs_of
@@ -184,6 +185,26 @@ def test_time_in_which_calls_were_only_counted_is_nobodys(told):
     found = told(tape)
     assert found.parts["untold"] == 30 * MS
     assert any("TRACEKV_BUDGET_PCT" in note for note in found.notes)
+
+
+def test_a_request_in_flight_says_what_its_engine_is_inside_of_and_so_does_a_dead_one(tmp_path):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    tape.build([(1, 64, 36, 100, [[1, 2, 3, 4]])])
+    journal = RingJournal.create(tmp_path / "test.tkvring", 1 << 20)
+    for _, record in tape.records:
+        journal.write(record)
+    journal.in_progress[0] = int(Callback.WAIT_FOR_LAYER_LOAD)
+    journal.waits[2 * 3] = 1
+    with scan([tmp_path]) as found:
+        told = explain(runs_of(found.processes)[0], 1)
+        assert verdict(told) == "in flight: it was in 1 pass, inside worker.wait_for_layer_load of layer 3 on rank 0"
+        assert kind(told) == "unfinished"
+    journal.close()
+    with scan([tmp_path]) as found:
+        told = explain(runs_of(found.processes)[0], 1)
+        assert verdict(told) == "cut short: its engine ended inside worker.wait_for_layer_load of layer 3 on rank 0"
 
 
 def test_nothing_names_a_request_that_was_not_there(told):

@@ -13,8 +13,8 @@ from pathlib import Path
 from tracekv.bench.journals import write_journals
 from tracekv.bench.rounds import Spread, interleave
 
-#: A request of the last run, in the middle of it.
-_REQUEST = 2100
+#: A request of each run.
+_REQUEST = 2050
 _SAMPLE_S = 0.02
 
 

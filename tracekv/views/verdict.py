@@ -127,7 +127,9 @@ def _unfinished(told: Explanation) -> str:
     elif not told.is_running:
         return ""
     else:
-        waits = f"it was in {story.steps} passes" if story.steps else "it waits for a pass"
+        waits = (
+            f"it was in {story.steps} pass{'es' if story.steps > 1 else ''}" if story.steps else "it waits for a pass"
+        )
     if told.is_running:
         return f"in flight: {waits}" + (f", inside {told.inside}" if told.inside else "")
     return f"cut short: when the records ended, {waits}"
