@@ -60,6 +60,7 @@ class Running:
     position: int = 0
     offered: int = 0
     honoured: int = 0
+    is_parked: bool = False
     is_reported: bool = False
     reported_blocks: int = 0
     extra: dict = field(default_factory=dict)
@@ -106,11 +107,22 @@ class Engine:
             groups.append(KvCacheLayerGroupLayout(number, layers, window, regions))
         return KvCacheLayout(B, tuple(groups), torch.float32)
 
-    def admit(self, request_id, tokens, *, computed=0, honour=None, tells_honoured=True, capacity=None, **more):
+    def admit(
+        self,
+        request_id,
+        tokens,
+        *,
+        computed=0,
+        honour=None,
+        tells_honoured=True,
+        capacity=None,
+        may_park=False,
+        **more,
+    ):
         """Query, commit, alloc callback. ``honour`` caps what is taken of the offer."""
         running = Running(request(request_id, tokens, **more), list(tokens), [[] for _ in self.windows])
-        running.offered, is_async = self.scheduler.get_num_new_matched_tokens(running.request, computed)
-        assert is_async is False
+        running.offered, running.is_parked = self.scheduler.get_num_new_matched_tokens(running.request, computed)
+        assert running.is_parked in (False, may_park)
         running.honoured = running.offered if honour is None else min(honour, running.offered)
         running.position = computed + running.honoured
         self.grow(running, len(tokens) if capacity is None else max(capacity, running.position))
@@ -130,8 +142,12 @@ class Engine:
                 is_stale = window is not None and running.position >= (ordinal + 1) * B + window - 1
                 running.pages[group].append(-1 if is_stale else self.free[group].pop())
 
-    def run_pass(self, *scheduled, forward=True):
-        """One pass over ``(running, tokens to compute)`` pairs: metadata, loads, forward, saves."""
+    def run_pass(self, *scheduled, forward=True, as_cached=False):
+        """One pass over ``(running, tokens to compute)`` pairs: metadata, loads, forward, saves.
+
+        Args:
+            as_cached: First reports are among the cached requests.
+        """
         new, cached = [], []
         for running, count in scheduled:
             self.grow(running, running.position + count)
@@ -141,12 +157,13 @@ class Engine:
                 request_id=running.request.request_id,
                 new_tokens=running.tokens[known:],
                 new_block_ids=added[0] if len(added) == 1 else [],
-                computed_position=running.position - (0 if running.is_reported else running.honoured),
+                computed_position=running.position
+                - (0 if running.is_reported or running.is_parked else running.honoured),
                 num_scheduled_tokens=count,
                 cache_salt=getattr(running.request, "cache_salt", None),
                 new_block_ids_by_layer_group=added,
             )
-            (cached if running.is_reported else new).append(data)
+            (cached if running.is_reported or as_cached else new).append(data)
             running.is_reported = True
             running.extra["known"] = len(running.tokens)
             running.reported_blocks = len(running.pages[0])
