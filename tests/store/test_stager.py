@@ -126,9 +126,9 @@ def test_a_small_save_is_stored_without_a_flush(node):
     seen = threading.Event()
     add = reader.stager.index.add
 
-    def watched(manifest):
+    def watched(*arguments):
         seen.set()
-        return add(manifest)
+        return add(*arguments)
 
     reader.stager.index.add = watched
     assert seen.wait(30)
