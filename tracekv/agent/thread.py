@@ -127,7 +127,7 @@ class FeedThread:
                 self._changed.wait_for(lambda: self._is_closing or self._wanted > self._done, _INTERVAL_S)
                 is_closing, wanted = self._is_closing, self._wanted
             self._guard(self._read)
-            self._tell_journal()
+            self._guard(self._tell_journal)
             self._guard(self._rules.tick, perf_counter_ns())
             self._batch += self._feed.expire(perf_counter_ns())
             for listener in self._listeners:
@@ -161,7 +161,7 @@ class FeedThread:
         if isinstance(self._journal, RingReader):
             written, undecodable = self._journal.written_bytes(), self._journal.undecodable
             for listener in self._listeners:
-                self._guard(listener.journal, self._journal.facts, bytes_written=written, undecodable=undecodable)
+                listener.journal(self._journal.facts, bytes_written=written, undecodable=undecodable)
 
     def _export(self) -> None:
         batch, self._batch = self._batch, []
