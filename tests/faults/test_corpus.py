@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def test_a_fault_is_named_first_and_all_else_is_its_consequence(name):
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_run_raises_nothing(name):
     assert played.findings(name) == []
-    assert len(played.records(name)) > 300
+    assert len(played.records(name)) > 150
 
 
 def test_every_rule_has_a_fault_but_for_the_one_that_no_record_can_prove():
@@ -56,9 +57,11 @@ def test_a_journal_with_gaps_raises_nothing(name):
             first = chance.randrange(len(records))
             gone.update(range(first, first + chance.choice([1, 2, 5, 20, 100])))
         checker = Checker(limits=LIMITS)
-        for number, (source, record) in enumerate(records):
-            if number not in gone:
-                checker.feed(source, record, number)
+        numbers = Counter()
+        for place, (source, record) in enumerate(records):
+            if place not in gone:
+                checker.feed(source, record, numbers[source])
+            numbers[source] += 1
         checker.close()
         assert checker.findings == [], f"seed {seed}"
         assert not checker.removed

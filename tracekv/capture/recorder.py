@@ -261,8 +261,10 @@ class Recorder:
     @_instrument
     def alloc(self, code: int, started: int, ended: int, request: Any, pages: list[list[int]]) -> None:
         """``update_state_after_alloc`` and its per-layer-group form."""
-        honoured = reading.honoured_tokens(request)
-        self.write(AllocCall(code, started, ended, current.step, None, request.request_id, honoured, pages))
+        honoured, is_never_asked = reading.honoured_tokens(request), reading.is_never_asked(request)
+        self.write(
+            AllocCall(code, started, ended, current.step, None, request.request_id, honoured, pages, is_never_asked)
+        )
 
     @_instrument
     def build(self, code: int, started: int, ended: int, output: Any, metadata: object) -> None:

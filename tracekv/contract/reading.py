@@ -55,6 +55,24 @@ def honoured_tokens(request: Any) -> int | None:
     return None
 
 
+def is_never_asked(request: Any) -> bool | None:
+    """Whether the runtime tells this request's pages without asking about it: a dummy, or one that only generates; None where the
+    object doesn't say whether it is one.
+
+    Source: contract-v2.md section 1.2; ``is_generation_only_request`` is a property on some classes, a method on others.
+    """
+    is_dummy = getattr(request, "is_dummy_request", None)
+    only_generates = getattr(request, "is_generation_only_request", False)
+    if is_dummy is None:
+        return None
+    state = getattr(getattr(request, "state", None), "name", "")
+    return bool(
+        is_dummy
+        or (only_generates() if callable(only_generates) else only_generates)
+        or state == "DISAGG_GENERATION_INIT"
+    )
+
+
 def scheduled_chunk(request: Any) -> int | None:
     """Prompt tokens that the pass was going to compute before the query; None where the object has no ``context_chunk_size``."""
     value = getattr(request, "context_chunk_size", None)

@@ -25,7 +25,7 @@ _FAILS_START = {
 
 
 class AllocWithoutQuery(Rule):
-    """Pages are told after a query.
+    """Pages are told after a query, unless the request is of a kind that is never asked about.
 
     Contract: ``update_state_after_alloc`` follows ``get_num_new_matched_tokens`` (contract.md 10 S6); dummies, generation-only
         requests and drafts are told without being asked about (contract-v2.md 1.2).
@@ -34,12 +34,29 @@ class AllocWithoutQuery(Rule):
     """
 
     id = "S6"
+    by = By.RUNTIME
+
+    def on_alloc(self, event: Alloc) -> Iterator[Hit]:
+        """Pages were told."""
+        if event.request is None and event.run.is_known and event.record.is_never_asked is False:
+            yield self.finding(event.record, pages=sum(map(len, event.record.pages)))
+
+
+class AllocOfUnknownKind(Rule):
+    """Pages are told after a query, where the request doesn't say what kind it is of.
+
+    Contract: as S6; whether it is a dummy isn't known, since its object has no ``is_dummy_request``.
+    Runtime: goes on.
+    Fix: ignore requests that you weren't asked about.
+    """
+
+    id = "S6c"
     severity = Severity.SUSPECT
     by = By.RUNTIME
 
     def on_alloc(self, event: Alloc) -> Iterator[Hit]:
         """Pages were told."""
-        if event.request is None and event.run.is_known:
+        if event.request is None and event.run.is_known and event.record.is_never_asked is None:
             yield self.finding(event.record, pages=sum(map(len, event.record.pages)))
 
 

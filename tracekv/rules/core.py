@@ -47,11 +47,11 @@ class Core:
         """Records of a process are missing before the next one."""
         source = self._source(name)
         self._forget_ids(source)
-        source.saw_worker = False
+        source.saw_worker = source.saw_start = False
         run = source.run
         if run is None:
             return
-        if source.has_scheduler:
+        if source.has_scheduler or run.leader is None:  # that it leads may be what was lost
             self._forget(run)
         else:
             run.completions.clear()  # what it returned meanwhile isn't known

@@ -119,7 +119,7 @@ def _feed(facts: Sequence[JournalFacts], streams: Sequence[_Stream], checker: Ch
 def _dated(stream: _Stream, number: int, offset_ns: int) -> Iterator[_Dated]:
     now = 0
     for sequence, record in stream:
-        now = max(now, _time_of(record))
+        now = max(now, time_of(record))
         yield _Dated(now + offset_ns, number, sequence, record)
 
 
@@ -142,7 +142,7 @@ def _scanned(process: ProcessScan, first: int, last: int) -> _Stream:
     yield from process.numbered(first=first, last=last)
 
 
-def _time_of(record: Record) -> int:
+def time_of(record: Record) -> int:
     """When it was written, as far as it says; reports of transfers may come long after they began."""
     for name in ("ended_ns", "last_ended_ns", "at_ns", "monotonic_ns"):
         value = getattr(record, name, None)

@@ -36,8 +36,8 @@ _CORPUS = """\
 
 The corpus that `tracekv test --self` plays (`tracekv/testing/corpus`): each is a broken connector, or an odd runtime, and the first
 finding has to be the rule in the second column; everything else that is found has to be named as its consequence. *run*: in the
-reference executor; *driven*: through the traced classes, callback by callback; *records*: written by hand, where no run can produce
-it. Besides, {clean} clean runs, in which nothing may be found.
+reference executor; *ranks*: on two ranks of it, processes of their own; *driven*: through the traced classes, callback by callback;
+*records*: written by hand, where no run can produce it. Besides, {clean} clean runs, in which nothing may be found.
 """
 
 

@@ -77,7 +77,7 @@ class WorkerRecords(Core):
             run.prefill_ns_per_token = (before * 3 + rate) / 4 if before else rate
         if hooks is None or not (tokens or record.step % _HOOKS_SAMPLE == 0):
             source.ended[record.step] = (record, record.started_ns)
-            if tokens:
+            if tokens and start is not None and start.step == record.step:  # else the hooks may lie in a gap
                 self._tell("pass", events.Pass(run, source, record, None, [], [], tokens))
             return
         waits, saves = hooks.waits, hooks.saves

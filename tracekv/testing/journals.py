@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import tempfile
 from collections import Counter
@@ -25,6 +26,7 @@ from tracekv.journal.opening import open_journals
 from tracekv.journal.records import Call, IdlePolls, Record, Transfer, WatchReport
 from tracekv.journal.vocabulary import Callback, Direction, Source
 from tracekv.rules import Checker, Finding, Limits, Severity
+from tracekv.rules.offline import time_of
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -106,22 +108,28 @@ def described(finding: Finding) -> str:
 
 
 def journal_of(path: str | Path) -> Recorded:
-    """What a ring file, an archive, or a directory of them holds.
+    """What a ring file, an archive, or a directory of them holds: processes of one machine, told in the order of their clock.
 
     Raises:
         JournalFormatError: It holds something else.
         OSError: It can't be read.
     """
     found = Recorded()
-    for reader in open_journals(Path(path), patience_ns=0):
-        cursor = 0
+    streams = []
+    for number, reader in enumerate(open_journals(Path(path), patience_ns=0)):
+        stream: list[tuple[int, int, str, Record]] = []
+        streams.append(stream)
+        now = cursor = 0
         while True:
             records, cursor, lost = reader.read(cursor)
             found.lost += lost
             if not records and not lost:
                 break
-            found.records += [(reader.path.name, record) for record in records]
+            for record in records:
+                now = max(now, time_of(record))
+                stream.append((now, number, reader.path.name, record))
         reader.close()
+    found.records = [(source, record) for _, _, source, record in heapq.merge(*streams, key=lambda each: each[:2])]
     return found
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from tracekv.journal.records import Record
 from tracekv.rules import Checker, Finding, Limits
-from tracekv.testing.corpus import clean, metadata, offers, pages, pairing, sharing
+from tracekv.testing.corpus import clean, metadata, offers, pages, pairing, sharing, two_ranks
 from tracekv.testing.corpus.stage import record
 from tracekv.testing.corpus.table import CLEAN, FAULTS, Fault, Play
 
 __all__ = ["CLEAN", "FAULTS", "LIMITS", "Fault", "judge", "play", "record", "run_corpus", "verdict"]
 
 #: All plays are entered by their modules.
-_MODULES = (clean, metadata, offers, pages, pairing, sharing)
+_MODULES = (clean, metadata, offers, pages, pairing, sharing, two_ranks)
 #: Wide budgets of time, so that a busy machine is not taken for a fault: the plays about time overrun these too.
 LIMITS = Limits(
     query_ns=1_000_000_000,
@@ -24,6 +24,7 @@ LIMITS = Limits(
     noticed_ns=1_000_000_000,
     io_in_query_ns=50_000_000,
     recompute_floor_ns=1_000_000_000,
+    skew_ns=1_000_000_000,
 )
 
 

@@ -105,6 +105,19 @@ def parked_loads_v1(stage: Stage) -> None:
 
 
 @clean
+def dummies(stage: Stage) -> None:
+    """What the runtime pads with, beside real requests: pages are told without a query."""
+    for _ in range(2):
+        engine = stage.engine()
+        for number in range(8):
+            stage.serve(engine, stage.prompt(number, 2 * BLOCK + 3))
+            stage.serve(engine, stage.prompt(number + 10, BLOCK + 3), is_dummy=True)
+        engine.shutdown()
+    if stage.errors:
+        raise stage.errors[0]
+
+
+@clean
 def silent(stage: Stage) -> None:
     """A connector that reports nothing: what can't be known is left alone."""
 

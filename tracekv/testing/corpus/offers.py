@@ -170,6 +170,15 @@ def is_given_pages_unasked(stage: Stage) -> None:
     stage.play(tape)
 
 
+@fault("S6c", "records")
+def is_given_pages_of_what_may_be_a_dummy(stage: Stage) -> None:
+    """The same, of a request whose object doesn't say whether it is a dummy."""
+    tape = Tape()
+    tape.alloc(1, None, [[1, 2, 3, 4]], is_never_asked=None)
+    tape.build([(1, 0, 100, 100, [[1, 2, 3, 4]])])
+    stage.play(tape)
+
+
 @fault("S6b", "records")
 def is_given_flat_pages_of_two_groups(stage: Stage) -> None:
     """One list of pages where there are two layer groups: nobody can tell whose slots they are."""

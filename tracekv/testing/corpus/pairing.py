@@ -177,24 +177,6 @@ def is_never_told_the_end(stage: Stage) -> None:
     stage.play(tape)
 
 
-@fault("W4", "records")
-def returns_an_id_on_one_rank_only(stage: Stage) -> None:
-    """Rank 0 returns a load, rank 1 never does: the request is parked for ever, with no log."""
-    tape = Tape(ranks=2)
-    tape.query(1, 100, 0, 96, is_async=True)
-    tape.alloc(1, 96, [[1, 2, 3, 4]])
-    tape.build()
-    for rank in range(2):
-        tape.forward(rank)
-        tape.transfer(Direction.LOAD, 1, [1, 2, 3], rank=rank)
-    tape.polled(0, loading=[1], loaded=[1])
-    tape.polled(1, loading=[1])
-    for _ in range(30):
-        tape.idle(0, ms=1000)
-        tape.idle(1, ms=1000)
-    stage.play(tape)
-
-
 @fault("W6", "records")
 def polls_where_nobody_calls(stage: Stage) -> None:
     """The load is driven from build_connector_meta, which isn't called while only parked requests exist."""

@@ -62,15 +62,6 @@ def shares_between_layer_groups(stage: Stage) -> None:
     stage.play(tape)
 
 
-@fault("S12b", "records")
-def shares_between_ranks(stage: Stage) -> None:
-    """Two ranks, each with its own heads, write to one object."""
-    tape = Tape(ranks=2)
-    tape.stored(b"object-1", rank=0)
-    tape.stored(b"object-1", rank=1)
-    stage.play(tape)
-
-
 @fault("S12c")
 def shares_between_models(stage: Stage) -> None:
     """The model isn't in the key: another model's KV of the same tokens is served."""

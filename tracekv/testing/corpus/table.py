@@ -16,8 +16,8 @@ class Fault(NamedTuple):
     Attributes:
         id: The function's name, with dashes.
         rule: Id of the rule that has to name it first.
-        how: ``run`` in the reference executor; ``driven`` through its traced classes, callback by callback; ``records``
-            written by hand, where no run can produce them here.
+        how: ``run`` in the reference executor; ``ranks``: on two ranks of it; ``driven`` through its traced classes, callback by
+            callback; ``records`` written by hand, where no run can produce them here.
         what: One line.
         play: Plays it.
     """

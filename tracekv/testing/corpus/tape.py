@@ -99,11 +99,14 @@ class Tape:
         groups, now = list(group_tokens), self.now
         self.add(Lookup(request, prompt, computed, end, end, offered, groups, bounding, reason, 0, now, now, key))
 
-    def alloc(self, request: int, honoured: int | None, pages: list[list[int]], *, flat: bool = False) -> None:
+    def alloc(
+        self, request: int, honoured: int | None, pages: list[list[int]], *, flat: bool = False,
+        is_never_asked: bool | None = False,
+    ) -> None:  # fmt: skip
         """``update_state_after_alloc_by_layer_group``, or the flat form."""
         form = Callback.UPDATE_STATE_AFTER_ALLOC
         code = form if flat else Callback.UPDATE_STATE_AFTER_ALLOC_BY_LAYER_GROUP
-        self.add(AllocCall(*self.call(code), request, honoured, pages))
+        self.add(AllocCall(*self.call(code), request, honoured, pages, is_never_asked))
 
     def build(
         self,
