@@ -37,4 +37,5 @@ class EnqueueHints:
         blocks = max(0, last // size)
         if blocks:
             prefetcher = self._engine.stager.prefetcher
-            prefetcher.hint_prompt(enqueue.request_id, known[: blocks * size], len(known), namespace)
+            tail = known[blocks * size :][: size - 1] if self._engine.has_partial_blocks else None
+            prefetcher.hint_prompt(enqueue.request_id, known[: blocks * size], len(known), namespace, tail)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracekv_fsspec.keys import KEY_BYTES, KeyChain, namespace_digest
+from tracekv_fsspec.keys import KEY_BYTES, KeyChain, namespace_digest, partial_keys
 
 if TYPE_CHECKING:
     from tracekv_fsspec.stager import Stager
@@ -157,16 +157,19 @@ class HintSocket:
     def _stage(self, request: HintRequest) -> HintAnswer:
         stager = self._stager
         keys: Sequence[bytes] = request.keys
+        tails: Sequence[bytes] = ()
         if request.tokens:
             size = stager.prefetcher.tokens_per_block
             chain = KeyChain(namespace_digest(stager.deployment, cache_salt=request.cache_salt), size)
             for at in range(0, len(request.tokens), 256 * size):
                 chain.extend(array("I", request.tokens[at : at + 256 * size]))
             keys = chain.keys
+            if stager.prefetcher.has_partial_blocks and chain.tail:
+                tails = partial_keys(chain.link_before(len(keys)), chain.tail)
         if not keys:
             return HintAnswer()
         deadline = monotonic() + request.wait_ms / 1000
-        hint = stager.prefetcher.hint(keys)
+        hint = stager.prefetcher.hint(keys, tails)
         stager.prefetcher.wait(hint, max(PEER_S, request.wait_ms / 1000), deadline)
         shards = stager.arena.shards
         staged = sum(all(stager.arena.holds(shard, key) for shard in shards) for key in keys)

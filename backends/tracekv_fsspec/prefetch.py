@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from tracekv_fsspec.index import Shard
-from tracekv_fsspec.keys import KeyChain, as_uint32
+from tracekv_fsspec.keys import KeyChain, as_uint32, partial_keys
 from tracekv_fsspec.reader import Priority, Reader
 from tracekv_fsspec.tickets import Ticket
 
@@ -47,6 +47,7 @@ class Hint:
     Attributes:
         tokens: Those of its blocks, until they are taken for the query.
         prompt_tokens: Length of the whole prompt.
+        tails: Keys that its incomplete last block may have, by its tokens less one; none once it is staged.
         chain: Its keys, once they are hashed; taken by the query, too.
         done: So many blocks of it were known to be stored, and asked for.
         look_at: When the store is looked at again for the rest.
@@ -60,6 +61,8 @@ class Hint:
     prompt_tokens: int = 0
     request_id: int | None = None
     priority: Priority = Priority.HINTED
+    tail: array[int] | None = None
+    tails: Sequence[bytes] = ()
     chain: KeyChain | None = None
     done: int = 0
     tickets: list[Ticket] = field(default_factory=list)
@@ -79,6 +82,9 @@ class Prefetcher:
         most_blocks: How much of one hint is staged.
         refresh_soon: Looks for other engines' commits on a thread of its own, and then calls :meth:`refreshed`.
         longest_pause_s: Between looks; a refresh comes by itself then.
+
+    Attributes:
+        has_partial_blocks: Whether incomplete last blocks are stored and offered; the engine says so.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Prefetcher:
         self._shards = shards
         self._prefix = prefix
         self.tokens_per_block = tokens_per_block
+        self.has_partial_blocks = False
         self._most_blocks = max(1, most_blocks)
         self._refresh_soon = refresh_soon
         self._longest_pause_s = longest_pause_s
@@ -110,18 +117,26 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._run, name="tracekv-prefetch", daemon=True)
         self._thread.start()
 
-    def hint_prompt(self, request_id: int, tokens: array[int], prompt_tokens: int, namespace: bytes) -> None:
+    def hint_prompt(
+        self,
+        request_id: int,
+        tokens: array[int],
+        prompt_tokens: int,
+        namespace: bytes,
+        tail: array[int] | None = None,
+    ) -> None:
         """A request was enqueued.
 
         Args:
             tokens: Those of the blocks that its query will look up; owned from here on.
             prompt_tokens: Length of the whole prompt.
+            tail: Those behind its last complete block, where incomplete blocks are stored.
         """
-        self._add(Hint(namespace, (), tokens, prompt_tokens, request_id))
+        self._add(Hint(namespace, (), tokens, prompt_tokens, request_id, tail=tail))
 
-    def hint(self, keys: Sequence[bytes]) -> Hint:
+    def hint(self, keys: Sequence[bytes], tails: Sequence[bytes] = ()) -> Hint:
         """Stage what is stored of a chain; of a longer one than the arena's half, the beginning."""
-        hint = Hint(None, keys)
+        hint = Hint(None, keys, tails=tails)
         self._add(hint)
         return hint
 
@@ -268,6 +283,9 @@ class Prefetcher:
             chain.extend(tokens[at : at + step])
             time.sleep(0)  # the engine's thread may have waited for the interpreter
         hint.keys = list(chain.keys)
+        if hint.tail:
+            hint.tails = partial_keys(chain.link_before(len(chain.keys)), hint.tail)
+            hint.tail = None
         hint.chain = chain
 
     def _stage(self, hint: Hint) -> None:
@@ -281,6 +299,8 @@ class Prefetcher:
             self._reader.leave(ticket)
             hint.tickets.append(ticket)
             hint.done = end
+        if end == len(hint.keys):
+            self._stage_tail(hint)
         is_open = end < len(keys) and hint.priority is Priority.HINTED and monotonic() - hint.begun < HINT_LIFE_S
         with self._changed:
             is_cancelled = hint.is_cancelled
@@ -291,6 +311,16 @@ class Prefetcher:
                 self._leave_open(hint)
         for ticket in hint.tickets if is_cancelled else ():
             self._reader.cancel(ticket)
+
+    def _stage_tail(self, hint: Hint) -> None:
+        """Ask for the longest incomplete last block that can be had; it isn't looked for again."""
+        tails, hint.tails = hint.tails, ()
+        for key in reversed(tails):
+            if all(self._prefix(shard, (key,), 0) for shard in self._shards):
+                ticket = self._reader.stage((key,), len(hint.keys), request_id=hint.request_id, priority=hint.priority)
+                self._reader.leave(ticket)
+                hint.tickets.append(ticket)
+                return
 
     def _leave_open(self, hint: Hint) -> None:
         """Look for the rest of it later."""

@@ -162,6 +162,7 @@ class Scheduler(KvCacheConnectorScheduler):
         """Take hints: from outside, and from the engine's enqueue where that is wanted."""
         if engine.settings.role == "producer":
             return
+        engine.stager.prefetcher.has_partial_blocks = engine.has_partial_blocks
         own = load()
         engine.stager.listen(Path(own.journal_dir).expanduser() if own.journal_dir else None)
         if own.enqueue_hook:

@@ -15,7 +15,7 @@ from tests.store.node import FULL, NAMESPACE, keys
 from tracekv.journal.records import Prefetch
 from tracekv.journal.vocabulary import PrefetchFate
 from tracekv_fsspec.index import Run, Segment, Stretch
-from tracekv_fsspec.keys import KeyChain
+from tracekv_fsspec.keys import KeyChain, partial_keys
 from tracekv_fsspec.manifest import Manifest
 from tracekv_fsspec.read_queue import Batch, Piece, Priority, ReadQueue
 from tracekv_fsspec.reader import READERS
@@ -296,3 +296,18 @@ def test_the_first_offer_of_another_engines_commit_tells_how_old_it_is(node):
     assert reader.stager.index.news_of(FULL, keys(3)[2]) == 0
     assert writer.stager.index.news_of(FULL, keys(3)[2]) == 0  # its own
     assert node().stager.index.news_of(FULL, keys(3)[2]) == 0  # older than the engine
+
+
+def test_the_longest_stored_tail_of_a_hinted_prompt_is_staged_with_it(node):
+    prompt = array("I", range(2 * TOKENS + 7))
+    chain = KeyChain(NAMESPACE, TOKENS)
+    chain.extend(prompt)
+    tails = partial_keys(chain.link_before(2), chain.tail)
+    node().save([*chain.keys, tails[2], tails[4]])
+    reader = node()
+    prefetcher = reader.stager.prefetcher
+    prefetcher.hint_prompt(9, prompt[: 2 * TOKENS], len(prompt), NAMESPACE, prompt[2 * TOKENS :])
+    made = prefetcher._of_request[9]
+    prefetcher.wait(made, WAIT_S, made.begun + WAIT_S)
+    assert staged(reader, chain.keys) == [True, True]
+    assert staged(reader, tails) == [False] * 4 + [True] + [False] * 2
