@@ -181,8 +181,9 @@ class Picture:
         return many
 
     def _fit(self) -> None:
-        # Down to less than is allowed: or each further bar would make it wider again.
-        while self._kept > self._most * 3 // 4:
+        # Down to less than is allowed: or each further bar would make it wider again. A lane takes one at the least.
+        lanes = len(self._whole.keys() | self._many.keys())
+        while self._kept > max(lanes, self._most * 3 // 4):
             self._widen()
 
     def _widen(self) -> None:
