@@ -68,7 +68,10 @@ class SegmentHeader(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One block inside a segment; ``length`` bytes at ``offset``, with their xxh3_128."""
+    """One block inside a segment; ``length`` bytes at ``offset``, with their xxh3_128.
+
+    ``tokens`` is the segment's ``tokens_per_block``, or less for the tail of a prompt: then the rest of the page means nothing.
+    """
 
     key: bytes
     layer_group: int
@@ -184,6 +187,10 @@ def parse_segment(data: bytes | memoryview) -> tuple[SegmentHeader, list[Block]]
     for number in range(header.blocks):
         key, layer_group, ordinal, tokens, _, offset, length, digest = _ENTRY.unpack_from(footer, number * _ENTRY.size)
         block = Block(key, layer_group, ordinal, tokens, offset, length, digest)
+        if not 0 < tokens <= header.tokens_per_block:
+            raise BadObject(
+                Outcome.ALTERED, f"block {number} of {tokens} tokens, where one has {header.tokens_per_block}"
+            )
         if offset != end or offset + padded(length) > footer_at:
             raise BadObject(Outcome.ALTERED, f"place of block {number}")
         check_block(view[offset : offset + padded(length)], length, digest)

@@ -43,11 +43,14 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class BlockEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One block of one layer group and rank; ``segment`` is an index into the manifest's segments."""
+    """One block of one layer group and rank; ``segment`` is an index into the manifest's segments.
+
+    ``tokens`` is how many of a page's the block has; its key covers the count, so nobody finds an incomplete block for a whole one.
+    """
 
     key: Key
     layer_group: Count
-    tokens: Count
+    tokens: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
     segment: Count
     offset: Count
     length: Length
