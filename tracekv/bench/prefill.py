@@ -28,6 +28,7 @@ class PrefillCost(msgspec.Struct):
         query_unhinted_us_1024: The same without a hint: its 32,769 tokens are hashed in it.
         warm_ttft_ratio_arena, warm_ttft_ratio_hint, warm_ttft_ratio_store: Time to the first token beside the floor, which is copying
             the same bytes and computing the rest: staged before; stored and hinted; stored, and read while the query waits.
+        warm_thread_cpu_ratio_arena: The first of them in processor time of the engine's thread.
         staging_ratio_disk, staging_ratio_s3: A hint's staging beside what ``bench store`` reads, in bytes per second.
         commit_to_offer_ms: From the commit of a prompt's last block to its offer by another engine that was hinted.
     """
@@ -53,6 +54,7 @@ class PrefillCost(msgspec.Struct):
     warm_ttft_ratio_arena: float
     warm_ttft_ratio_hint: float
     warm_ttft_ratio_store: float
+    warm_thread_cpu_ratio_arena: float
     staging_ratio_disk: float
     staging_ratio_s3: float | None
     staging_mb_s_disk: float

@@ -143,6 +143,8 @@ class Bench:
         nbytes = WARM_TOKENS * kv_bytes_per_token()
         source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
 
+        cpu: dict[str, list[float]] = {f"{name}_cpu": [] for name in engines}
+
         def first_token(name: str, conversation: list[int], *, is_cold: bool = False) -> float:
             engine = engines[name]
             if name in ("hint", "store"):
@@ -150,7 +152,9 @@ class Bench:
             request = engine.submit(conversation + self.tokens(REST_TOKENS), 1)
             if name in ("arena", "hint") and not is_cold:
                 self._wait_until_staged(engine, conversation)
+            began = thread_time()
             took = _timed(engine.run)
+            cpu[f"{name}_cpu"].append(thread_time() - began)
             if request.error is not None:
                 raise request.error
             if not is_cold and (
@@ -168,19 +172,19 @@ class Bench:
         for name in engines:
             for conversation in conversations:
                 first_token(name, conversation, is_cold=True)
-        turns = iter(range(1 << 30))
-        results: dict[str, list[float]] = {name: [] for name in (*engines, "copy")}
-        for _ in range(rounds):
-            conversation = conversations[next(turns) % 2]
-            for name, times in interleave(
-                {
-                    **{name: partial(first_token, name, conversation) for name in engines},
-                    "copy": lambda: _timed(lambda: np.copyto(target, source)),
-                },
-                1,
-            ).items():
-                results[name] += times
-        return results
+        contenders: dict[str, Callable[[list[int]], float]] = {
+            **{name: partial(first_token, name) for name in engines},
+            "copy": lambda _: _timed(lambda: np.copyto(target, source)),
+        }
+        # Its own turn for each, or one would get the same conversation twice and find it on the device.
+        conversation_of = {name: itertools.cycle(conversations) for name in contenders}
+
+        def next_turn(name: str) -> float:
+            return contenders[name](next(conversation_of[name]))
+
+        for times in cpu.values():
+            times.clear()
+        return interleave({name: partial(next_turn, name) for name in contenders}, rounds) | cpu
 
     def handing_over(self, rounds: int) -> list[float]:
         """Milliseconds from the commit of a prompt's last block by one engine to the offer of another that was hinted."""
@@ -261,6 +265,8 @@ def measured(rounds: int, s3_url: str | None, folder: Path) -> PrefillCost:
         found["floor_ms"] = Spread.of([1e3 * seconds for seconds in warm["floor"]])
         for name in ("arena", "hint", "store"):
             found[f"warm_ttft_ratio_{name}"] = paired(warm, name, "floor", lambda mine, floor: mine / floor)
+        warm["floor_cpu"] = [rest + copy for rest, copy in zip(warm["rest_cpu"], warm["copy"], strict=True)]
+        found["warm_thread_cpu_ratio_arena"] = paired(warm, "arena_cpu", "floor_cpu", lambda mine, floor: mine / floor)
         found["commit_to_offer_ms"] = Spread.of(bench.handing_over(rounds))
     finally:
         bench.close()
