@@ -189,6 +189,11 @@ class Executor:
         return self._requests.destroy(request)
 
     @property
+    def attention_dp(self) -> bool:
+        """Every rank has requests of its own."""
+        return self._attention_dp
+
+    @property
     def passes(self) -> int:
         """Forwards run."""
         return self._forward.passes

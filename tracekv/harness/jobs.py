@@ -34,7 +34,8 @@ class RankJob:
         traced: Trace them with :func:`tracekv.trace`; the session ends with the job.
         environ: Variables that are set while the job runs.
         drive: ``package.module:function``, called with the executor and a round's requests once they are submitted: it may run
-            passes, cancel and destroy; what it leaves is run to its end.
+            passes, cancel and destroy, and submit more requests, which it returns; what it leaves is run to its end.
+        script: A third argument for ``drive``, unless None.
         observe: ``package.module:function``, called with the executor when all is done; its answer (picklable) is
             :attr:`RankResult.observed`.
     """
@@ -50,6 +51,7 @@ class RankJob:
     traced: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     drive: str | None = None
+    script: Any = None
     observe: str | None = None
 
 

@@ -99,7 +99,7 @@ def _run(job: RankJob, ranks: GlooRanks) -> RankResult:
             submitted = [executor.submit(p.tokens, p.max_new_tokens, **p.options) for p in mine]
             requests += submitted
             if drive is not None:
-                drive(executor, submitted)
+                requests += drive(executor, submitted, *([] if job.script is None else [job.script])) or []
             executor.run()
         executor.shutdown()
         observed = _named(job.observe)(executor) if job.observe else None

@@ -175,6 +175,11 @@ class Cell:
         return "llama" if self.groups == 1 else "gemma3"
 
     @property
+    def is_dealt_out(self) -> bool:
+        """Attention data parallelism: each rank has requests of its own, dealt out in turn."""
+        return bool(self.options.get("attention_dp"))
+
+    @property
     def story(self) -> str:
         """The name without the cache."""
         return self.name.rpartition("/")[2]

@@ -39,9 +39,13 @@ class _LeavesAlone(correct.Leader):
 class Scheduler(_LeavesAlone):
     """Offers what the dictionary holds."""
 
+    supports_attention_dp = True
+
 
 class Worker(correct.Follower):
     """Copies during the pass."""
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)

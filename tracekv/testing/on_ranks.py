@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tracekv.harness.jobs import Prompt, RankJob, RanksFailed
+from tracekv.contract import current_runtime
+from tracekv.harness.jobs import RankJob, RanksFailed
 from tracekv.harness.ranks import Ranks
 from tracekv.testing import behind_fake, fake_trtllm
-from tracekv.testing.cells import Ask, Cell, NewEngine, Submit
+from tracekv.testing.cells import Cancel, Cell, Destroy, Move, NewEngine, Step, Submit
 from tracekv.testing.journals import Recorded, journal_of
 from tracekv.testing.playing import Answer, Played, llm_args_of, model_options, options_of
+from tracekv.testing.tenants import of_its_tenant
 
 
 class RanksBroke(RuntimeError):
@@ -44,7 +47,7 @@ class OnRanks:
         if cache in self._refused:  # to ask again costs two processes
             raise NotImplementedError(self._refused[cache])
         played, found = Played(), Recorded()
-        for asks in _engines(cell):
+        for moves in _engines(cell):
             with tempfile.TemporaryDirectory(prefix="tracekv-ranks-") as folder:
                 tracing = {
                     "TRACEKV_AGENT": "off",
@@ -53,7 +56,7 @@ class OnRanks:
                     "TRACEKV_JOURNAL_DIR": folder,
                 }
                 job = RankJob(
-                    rounds=[[Prompt(ask.tokens(cell.name), ask.new, ask.options()) for ask in each] for each in asks],
+                    rounds=[[]],
                     preset=cell.preset,
                     model_options=model_options(cell.preset),
                     executor_options={**options_of(cell, block), "llm_args": llm_args_of(cell, block)},
@@ -61,9 +64,11 @@ class OnRanks:
                     worker=names[1],
                     traced=True,
                     environ={**settings, **tracing},
+                    drive=f"{__name__}:{play_moves.__name__}",
+                    script=(cell.name, moves, len(played.answers)),
                 )
                 try:
-                    self._play_engine(job, [ask for each in asks for ask in each], played, patience_s)
+                    self._play_engine(cell, job, moves, played, patience_s)
                 except NotImplementedError as refusal:
                     self._refused[cache] = str(refusal)
                     raise
@@ -78,7 +83,7 @@ class OnRanks:
             self._ranks.close()
             self._ranks = None
 
-    def _play_engine(self, job: RankJob, asks: list[Ask], played: Played, patience_s: float) -> None:
+    def _play_engine(self, cell: Cell, job: RankJob, moves: list[Move], played: Played, patience_s: float) -> None:
         if self._ranks is None:
             self._ranks = Ranks(2)
         try:
@@ -90,7 +95,13 @@ class OnRanks:
                 if failure.kind == "raised" and kind in ("NotImplementedError", "ConnectorError"):
                     raise NotImplementedError(what) from None
             raise RanksBroke(str(failed)) from None
-        for ask, *served in zip(asks, *(result.requests for result in results), strict=True):
+        cancelled = {move.which for move in moves if isinstance(move, Cancel)}
+        asks = [move.ask for move in moves if isinstance(move, Submit)]
+        if cell.is_dealt_out:
+            by_ask = [[results[number % 2].requests[number // 2]] for number in range(len(asks))]
+        else:
+            by_ask = [list(served) for served in zip(*(result.requests for result in results), strict=True)]
+        for ask, served in zip(asks, by_ask, strict=True):
             first = served[0]
             error = next((each.error for each in served if each.error is not None), None)
             if error is None and any(each.tokens != first.tokens for each in served):
@@ -105,23 +116,49 @@ class OnRanks:
                     first.honoured_tokens,
                     first.passes,
                     error,
+                    len(played.answers) in cancelled,
                 )
             )
         for result in results:
             played.calls += Counter(result.calls)
 
 
-def _engines(cell: Cell) -> list[list[list[Ask]]]:
-    """Asks by engine and round; a round is what is submitted before passes run."""
-    engines: list[list[list[Ask]]] = [[[]]]
-    for move in cell.moves:
+def play_moves(executor: Any, _submitted: Sequence[Any], script: tuple[str, list[Move], int]) -> list[Any]:
+    """In a rank: the moves of one engine, in lock step with the other rank, which has the same ones.
+
+    With attention data parallelism each rank submits its own, in turn; there, moves that name a request aren't played.
+    """
+    name, moves, first = script
+    is_dealt_out = bool(executor.attention_dp)
+    requests: list[Any] = []
+    asked = 0
+    for move in moves:
         if isinstance(move, Submit):
-            engines[-1][-1].append(move.ask)
-        elif isinstance(move, NewEngine):
-            engines.append([[]])
+            if not is_dealt_out or asked % 2 == current_runtime().rank:
+                ask = move.ask
+                requests.append(of_its_tenant(executor.submit(ask.tokens(name), ask.new, **ask.options())))
+            asked += 1
+        elif isinstance(move, Step):
+            for _ in range(move.passes):
+                executor.step()
+        elif isinstance(move, Cancel):
+            executor.cancel(requests[move.which - first])
+        elif isinstance(move, Destroy):
+            executor.destroy(requests[move.which - first], forget=move.forget)
         else:
-            engines[-1].append([])
-    return [[asks for asks in rounds if asks] for rounds in engines]
+            executor.run()
+    return requests
+
+
+def _engines(cell: Cell) -> list[list[Move]]:
+    """The moves by engine."""
+    engines: list[list[Move]] = [[]]
+    for move in cell.moves:
+        if isinstance(move, NewEngine):
+            engines.append([])
+        else:
+            engines[-1].append(move)
+    return engines
 
 
 def _importable(cls: type) -> str:

@@ -117,7 +117,12 @@ def llm_args_of(cell: Cell, block: int) -> Any:
         enable_partial_reuse=cell.options.get("partial_reuse", False),
         use_kv_cache_manager_v2=cell.mode == "v2",
     )
-    arguments: Any = bringup.LlmArgs(cache, tensor_parallel_size=cell.ranks)
+    arguments: Any = bringup.LlmArgs(
+        cache,
+        enable_attention_dp=cell.is_dealt_out,
+        tensor_parallel_size=cell.ranks,
+        scheduler_config=bringup.SchedulerConfig(cell.options.get("policy", "GUARANTEED_NO_EVICT")),
+    )
     arguments.model = str(_folder_of(cell.preset))
     return arguments
 

@@ -10,7 +10,7 @@ from tracekv.testing.cells import Ask, Cancel, Cell, Destroy, Move, NewEngine, R
 
 #: ``name -> (mode, layer groups)``.
 CACHES: dict[str, tuple[Literal["v1", "v2"], int]] = {"v1": ("v1", 1), "v2": ("v2", 1), "v2-groups2": ("v2", 2)}
-_ON_TWO_RANKS = ("warm", "chunked", "parked", "together")
+_ON_TWO_RANKS = ("warm", "chunked", "parked", "together", "overlap", "cancel-decode", "overlap-cancel-parked")
 SERVED: frozenset[Reached] = frozenset({"served"})
 
 
@@ -29,7 +29,9 @@ def matrix(block: int = 16, cells: str = "*") -> list[Cell]:
                 continue
             cell = Cell(name=f"{cache}/{story.name}", mode=mode, groups=groups, **story.rest)
             found.append(cell)
-            if story.name in _ON_TWO_RANKS:
+            if cell.is_dealt_out:
+                found[-1] = cell.on_two_ranks()
+            elif story.name in _ON_TWO_RANKS:
                 found.append(cell.on_two_ranks())
     return [cell for cell in found if fnmatch.fnmatchcase(cell.name, cells)]
 
@@ -154,6 +156,18 @@ class _Stories:
             "unhonoured", "there are pages for nothing of what is offered",
             serve(ask((1, 7, 3))), new, serve(ask((1, 7, 3))), mode="v2",
             options={"chunk_tokens": self.block, "grow_limit": 0}, reached=frozenset({"partial"}),
+        )  # fmt: skip
+        yield _Story(
+            "evicted", "MAX_UTILIZATION: two requests outgrow the pages, and the newer one begins anew",
+            serve(ask((1, 4, 2), new=3 * self.block), ask((2, 4, 2), new=3 * self.block)), new,
+            serve(ask((2, 4, 2), serving="some"), ask((1, 4, 2))), mode="v2",
+            options={"policy": "MAX_UTILIZATION", "num_blocks": 12}, reached=frozenset({"replayed", "served"}),
+        )  # fmt: skip
+        yield _Story(
+            "attention-dp", "every rank has a scheduler and requests of its own, and runs a forward whenever the other does",
+            serve(ask((1, 4, 2)), ask((2, 3, 1)), ask((3, 2, 5), new=6)), new,
+            serve(ask((1, 4, 2), serving="some"), ask((2, 3, 1), serving="some"), ask((3, 2, 5), new=6)), serve(ask((1, 4, 2))),
+            mode="v2", options={"attention_dp": True}, reached=SERVED,
         )  # fmt: skip
         for loop in ("", "overlap-"):
             options = {"overlap": True} if loop else {}
