@@ -160,6 +160,9 @@ def test_hashed_ids_stay_hashed(journals: Path) -> None:
         for bar in lane["bars"]
     }
     assert requests <= {None, row["label"]}
+    assert row["key"] == f"0:{row['label']}"
+    keys = {key for p in told["timeline"]["processes"] for lane in p["lanes"] for bar in lane["bars"] for key in bar[5]}
+    assert keys == {row["key"]}
 
 
 def test_overwritten_records_and_cut_files_are_noted(write: Write) -> None:

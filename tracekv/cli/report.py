@@ -80,8 +80,8 @@ def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[di
         data["evidence"] = [] if hashed else data["evidence"][:_MOST_EVIDENCE]
         number = next((at for at, run in enumerate(runs) if is_of_run(found, run)), None)
         if found.request is not None and number is not None:
-            data["key"] = f"{number}:{found.request}"
             data["request"] = runs[number].request_label(found.request, hashed=hashed)
+            data["key"] = f"{number}:{data['request']}"
         elif hashed:
             data["request"] = None
         shown.append(data)

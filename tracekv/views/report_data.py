@@ -184,7 +184,7 @@ class ReportData:
     def _row(self, key: tuple[int, int], row: RequestRow, told: Explained | None) -> Data:
         run = self.runs[key[0]]
         data: Data = {
-            "key": f"{key[0]}:{key[1]}",
+            "key": f"{key[0]}:{run.request_label(row.request_id, hashed=self._hashed)}",
             "label": run.request_label(row.request_id, hashed=self._hashed),
             "run": key[0],
             "start": row.first_ns + self._offset(run.leader) - self.zero_ns,
@@ -298,7 +298,7 @@ class ReportData:
             for each in found:
                 if isinstance(each, Many):
                     name = next(iter(each.names)) if len(each.names) == 1 else "several"
-                    requests = [f"{number}:{request}" for request in each.requests] + ["+"] * each.has_more
+                    requests = [f"{number}:{label(request)}" for request in each.requests] + ["+"] * each.has_more
                     place = tracks.among(lane, each.first_ns, each.last_ns)
                     facts: Data = {"busy_ns": each.busy_ns, "longest_ns": each.longest_ns, "names": each.names}
                     if each.errors:
@@ -308,7 +308,7 @@ class ReportData:
                     name = each.name if each.layer < 0 else f"{each.name} {each.layer}"
                     if each.lane.row is Row.REQUESTS:
                         name = f"{name} {label(each.requests[0])}"
-                    requests = [f"{number}:{request}" for request in each.requests]
+                    requests = [f"{number}:{label(request)}" for request in each.requests]
                     place = tracks.among(lane, each.start_ns, each.end_ns)
                     facts = bar_facts(each, label)
                     start, length, count = each.start_ns, each.end_ns - each.start_ns, 1

@@ -95,6 +95,7 @@ _LABELS = {
     Row.COUNTED: "only counted",
 }
 _OF_REQUESTS = frozenset(KINDS)
+_WAIT, _SAVE = Callback.WAIT_FOR_LAYER_LOAD.method, Callback.SAVE_KV_LAYER.method
 _EVENTS = Lane(Row.EVENTS)
 _LOOKUPS = Lane(Row.LOOKUPS)
 _SIDES = {Side.SCHEDULER: Lane(Row.SCHEDULER), Side.WORKER: Lane(Row.WORKER)}
@@ -195,8 +196,7 @@ class Timeline:
     def hooks(self, record: LayerHooks) -> list[Bar]:
         """The per-layer hooks of a pass in the order of time, each a bar; one that raised has a record of its own."""
         bars = []
-        for callback, payload in ((Callback.WAIT_FOR_LAYER_LOAD, record.waits), (Callback.SAVE_KV_LAYER, record.saves)):
-            method = callback.method
+        for method, payload in ((_WAIT, record.waits), (_SAVE, record.saves)):
             for layer, (started, ended) in enumerate(hook_times(payload)):
                 if started and ended:
                     lane = Lane(Row.HOOKS, self.facts.group_of_layer(layer))
@@ -207,7 +207,7 @@ class Timeline:
     def hook_blocks(self, record: LayerHooks) -> list[Block]:
         """As :meth:`hooks`, those of one hook and layer group together: for pictures in which each is too short to be seen."""
         blocks = []
-        for callback, payload in ((Callback.WAIT_FOR_LAYER_LOAD, record.waits), (Callback.SAVE_KV_LAYER, record.saves)):
+        for method, payload in ((_WAIT, record.waits), (_SAVE, record.saves)):
             times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
             for group, (first, last) in self._spans_of_groups(len(times) // 2):
                 starts, ends = times[2 * first : 2 * last : 2], times[2 * first + 1 : 2 * last : 2]
@@ -217,7 +217,7 @@ class Timeline:
                 if starts:
                     took = list(map(sub, ends, starts))
                     lane = Lane(Row.HOOKS, group)
-                    blocks.append(Block(lane, min(starts), max(ends), len(took), sum(took), max(took), callback.method))
+                    blocks.append(Block(lane, min(starts), max(ends), len(took), sum(took), max(took), method))
         return blocks
 
     def _spans_of_groups(self, layers: int) -> list[tuple[int, tuple[int, int]]]:

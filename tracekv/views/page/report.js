@@ -10,7 +10,7 @@ const PARTS = {
   stall: ["stall: its pass stood still for KV", "bad"],
   hidden: ["hidden: KV moved behind computing", "saves"],
   compute: ["computing", "scheduler"],
-  between: ["between passes", "counted"],
+  between: ["between passes", "requests"],
   held: ["finished, pages held", "events"],
 };
 const { summary, timeline: picture } = data;
@@ -217,7 +217,7 @@ function requestStory(row) {
   const head = [make("h3", {}, `Request ${row.label}`), make("div", { class: "tools" }, onTimeline)];
   if (!told) return [...head, make("p", { class: "muted" }, `Its time isn't explained here: only that of the ${data.requests.rows.filter((each) => each.told).length} requests that waited longest is. \`tracekv explain ${row.label}\` tells it.`)];
   const parts = Object.entries(told.parts).map(([name, ns]) => [PARTS[name]?.[0] ?? name, ns, PARTS[name]?.[1] ?? "counted", duration(ns)]);
-  const hidden = told.load_ns ? `, ${share(told.load_hidden_ns, told.load_ns)} of the time that its KV was on the way to the device behind computing` : "";
+  const hidden = told.load_ns ? ` Of the ${duration(told.load_ns)} in which its KV was on the way to the device, ${share(told.load_hidden_ns, told.load_ns)} passed behind computing.` : "";
   const pairs = [
     ["prompt", `${plural(row.prompt ?? 0, "token")}, ${count(row.computed)} on the device`],
     ["stored", told.stored === null ? "not told" : `${plural(told.stored, "token")}, ${count(told.staged)} in memory when asked`],
@@ -228,7 +228,7 @@ function requestStory(row) {
     ["trace", make("code", {}, told.trace_id)],
   ];
   return [...head, make("p", {}, make("strong", {}, told.verdict)), facts(pairs),
-    make("h3", {}, `Where its ${duration(told.whole_ns)} went`), make("p", { class: "small muted" }, `The parts add up to the whole${hidden}.`), stack("Parts of its time", parts),
+    make("h3", {}, `Where its ${duration(told.whole_ns)} went`), make("p", { class: "small muted" }, `The parts add up to the whole.${hidden}`), stack("Parts of its time", parts),
     make("h3", {}, "Waterfall"), waterfall(row), moves(told)];
 }
 
