@@ -116,6 +116,20 @@ def test_digests_name_requests_where_ids_are_hashed(journals):
     assert label in unknown
 
 
+def test_findings_name_other_requests_by_their_digests_too(tmp_path):
+    tape = Tape()
+    for number in (7001, 7002):
+        tape.query(number, 100)
+        tape.alloc(number, 0, [[1, 2, 3, 4]])
+    tape.build([(7001, 0, 100, 100, [[1, 2, 3, 4]]), (7002, 0, 100, 100, [[1, 2, 3, 4]])])
+    write_journals(tmp_path, tape.records)
+    plain = run("explain", "--violations", "--json", tmp_path).stdout
+    assert "other_request 7001" in plain
+    assert "700" not in run("explain", "--violations", "--all", tmp_path, TRACEKV_HASH_REQUEST_IDS="1").stdout.replace(
+        "\n", ""
+    )
+
+
 def test_nothing_named_is_an_error_that_says_what_to_name(journals):
     assert "name a request" in run("explain", code=1, TRACEKV_JOURNAL_DIR=str(journals)).stderr
     assert "the request comes first" in run("explain", journals, code=1).stderr

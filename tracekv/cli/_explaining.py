@@ -172,7 +172,7 @@ class Teller:
         findings = self._findings
         if findings is None:
             findings = find_around(self._scan.processes, run, request_id)
-        told.broken = about(findings, run, told)
+        told.broken = about(findings, run, told, hashed=self._hashed)
         if told.records_lost:
             told.notes.append(
                 f"{told.records_lost:,} records of this run were overwritten: what they told is missing here"
@@ -207,7 +207,7 @@ class Teller:
         return self._trace_url.replace("{trace_id}", told.trace_id)
 
     def _of_run(self, run: Run) -> list[Broken]:
-        return about([each for each in self._all_findings() if each.request is None], run, None)
+        return about([each for each in self._all_findings() if each.request is None], run, None, hashed=self._hashed)
 
     def table(self, console: Console, chosen: Sequence[Chosen]) -> None:
         """Print a line each."""
@@ -275,7 +275,9 @@ class Teller:
 
     def _broken(self, chosen: Chosen) -> list[Broken]:
         mine = [each for each in self._all_findings() if each.request == chosen.request_id]
-        return about(mine, chosen.run, None, rules={each.id: each.rule for each in self._all_findings()})
+        return about(
+            mine, chosen.run, None, hashed=self._hashed, rules={each.id: each.rule for each in self._all_findings()}
+        )
 
 
 def _known(run: Run) -> list[int]:

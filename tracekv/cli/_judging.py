@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tracekv.journal.scan import ProcessScan
 from tracekv.rules import Checker, Finding
@@ -16,6 +17,8 @@ from tracekv.views.runs import Run
 WHOLE = 50_000
 #: Records before a request's first and after its last one that are judged with it.
 BEFORE, AFTER = 8_192, 4_096
+#: Numbers of findings that are requests' ids.
+_IDS = ("other_request", "given_to")
 
 
 def find_all(
@@ -58,7 +61,12 @@ def _ranges(run: Run, request_id: int) -> list[tuple[int, int]]:
 
 
 def about(
-    findings: Sequence[Finding], run: Run, told: Explanation | None, *, rules: Mapping[str, str] | None = None
+    findings: Sequence[Finding],
+    run: Run,
+    told: Explanation | None,
+    *,
+    hashed: bool,
+    rules: Mapping[str, str] | None = None,
 ) -> list[Broken]:
     """Of these findings, those about a request: its own, those of its passes that name nobody, and those of the bring-up.
 
@@ -66,6 +74,7 @@ def about(
         findings: Of any run.
         run: The request's.
         told: The request; None for whatever is about the run.
+        hashed: Name other requests by their digests.
         rules: The rule of each finding's id, where ``findings`` aren't all that there are.
     """
     rules = rules or {each.id: each.rule for each in findings}
@@ -76,10 +85,18 @@ def about(
             found.append(
                 Broken(
                     each.rule, each.severity.value, each.by.value, each.title, each.fix, whose, each.callback, each.rank,
-                    each.step, in_words(each.numbers), rules.get(each.caused_by or ""),
+                    each.step, in_words(_named(each.numbers, run, hashed=hashed)), rules.get(each.caused_by or ""),
                 )
             )  # fmt: skip
     return sorted(found, key=lambda each: each.about != "request")
+
+
+def _named(numbers: Mapping[str, Any], run: Run, *, hashed: bool) -> dict[str, Any]:
+    """A finding's numbers, those that are other requests' ids by their labels."""
+    return {
+        name: run.request_label(value, hashed=hashed) if name in _IDS and isinstance(value, int) else value
+        for name, value in numbers.items()
+    }
 
 
 def _whose(found: Finding, told: Explanation | None) -> str:
