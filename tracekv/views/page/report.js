@@ -133,9 +133,9 @@ const LANES = {
 };
 
 function describe({ row, bar }) {
-  const name = row.process.names[bar[NAME]];
+  const name = barName(row, bar);
   const requests = bar[REQUESTS].length ? `, request ${bar[REQUESTS].map(requestName).slice(0, 4).join(", ")}` : "";
-  if (bar[MANY] > 1) return `${count(bar[MANY])} × ${name}: ${duration(bar[FACTS].busy_ns)} busy within ${duration(bar[LENGTH])}${requests}`;
+  if (bar[MANY] > 1) return `${name}: ${duration(bar[FACTS].busy_ns)} busy within ${duration(bar[LENGTH])}${requests}`;
   return `${name}: ${duration(bar[LENGTH])}${requests}`;
 }
 
@@ -148,7 +148,7 @@ function barDetail({ row, bar }) {
     return byKey.has(key) ? make("button", { type: "button", class: "link", onclick: () => openRequest(key) }, label) : label;
   });
   if (requests.length) pairs.splice(2, 0, [requests.length > 1 ? "requests" : "request", make("span", {}, ...requests.flatMap((each, at) => (at ? [", ", each] : [each])))]);
-  return make("div", {}, make("strong", {}, `${row.process.names[bar[NAME]]}`), make("span", { class: "muted" }, ` · ${row.lane.label} · ${row.process.name}`), facts(pairs));
+  return make("div", {}, make("strong", {}, barName(row, bar)), make("span", { class: "muted" }, ` · ${row.lane.label} · ${row.process.name}`), facts(pairs));
 }
 
 function filterBy(text) {

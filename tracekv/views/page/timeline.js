@@ -5,6 +5,12 @@ const TRACK = 13, SPARSE = 7, TINY = 4, HEAD = 24, AXIS = 26, GAP = 5, NARROW = 
 // A bar, as it comes: [track, start, length, number of its name, how many it stands for, requests, facts].
 const [PLACE, START, LENGTH, NAME, MANY, REQUESTS, FACTS] = [0, 1, 2, 3, 4, 5, 6];
 
+function barName(row, bar) {
+  const name = row.process.names[bar[NAME]];
+  if (bar[MANY] === 1) return name;
+  return name === "several" ? `${count(bar[MANY])} bars` : `${count(bar[MANY])} × ${name}`;
+}
+
 class Timeline {
   constructor(picture, { onselect, describe }) {
     this.picture = picture;
@@ -279,25 +285,26 @@ class Timeline {
   }
 
   hatch(context, tint, x, y, width, height) {
-    context.save();
-    context.beginPath();
-    context.rect(x, y, width, height);
-    context.clip();
-    context.strokeStyle = tint("card");
-    context.globalAlpha = 0.5;
-    context.lineWidth = 1;
-    context.beginPath();
-    for (let at = x - height - ((x - height) % 6); at < x + width; at += 6) {
-      context.moveTo(at, y + height);
-      context.lineTo(at + height, y);
+    const line = tint("card");
+    if (this.hatched?.line !== line) {
+      const tile = make("canvas", { width: 6, height: 6 });
+      const stroke = tile.getContext("2d");
+      stroke.strokeStyle = line;
+      stroke.globalAlpha = 0.5;
+      stroke.beginPath();
+      for (const from of [-6, 0, 6]) {
+        stroke.moveTo(from, 6);
+        stroke.lineTo(from + 6, 0);
+      }
+      stroke.stroke();
+      this.hatched = { line, pattern: context.createPattern(tile, "repeat") };
     }
-    context.stroke();
-    context.restore();
+    context.fillStyle = this.hatched.pattern;
+    context.fillRect(x, y, width, height);
   }
 
   write(context, tint, row, bar, x, y, width, height) {
-    const name = row.process.names[bar[NAME]];
-    const text = bar[MANY] > 1 ? `${count(bar[MANY])} × ${name}` : name;
+    const text = barName(row, bar);
     if (context.measureText(text).width > width - 6) return;
     context.fillStyle = tint("card");
     if (bar[MANY] > 1) {
