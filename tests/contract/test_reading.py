@@ -27,6 +27,22 @@ def test_the_honoured_amount_is_read_under_both_names(attributes):
     assert reading.honoured_tokens(SimpleNamespace()) is None
 
 
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, None),
+        ({"is_dummy_request": False}, False),
+        ({"is_dummy_request": True}, True),
+        ({"is_dummy_request": False, "is_generation_only_request": True}, True),
+        ({"is_dummy_request": False, "is_generation_only_request": lambda: True}, True),
+        ({"is_dummy_request": False, "is_generation_only_request": lambda: False}, False),
+        ({"is_dummy_request": False, "state": SimpleNamespace(name="DISAGG_GENERATION_INIT")}, True),
+    ],
+)
+def test_whether_a_request_is_of_a_kind_that_is_never_asked_about(attributes, expected):
+    assert reading.is_never_asked(SimpleNamespace(**attributes)) is expected
+
+
 def test_an_image_changes_the_digest_and_its_place_does_too():
     def digest(hashes, positions):
         return reading.multimodal_digest(
