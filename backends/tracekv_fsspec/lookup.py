@@ -16,7 +16,7 @@ class Prompt:
     """What is looked up.
 
     Attributes:
-        tokens: The whole prompt.
+        tokens: The whole prompt; without incomplete blocks its complete blocks do.
         computed_tokens: What the device has.
         most_tokens: Where an offer has to end, counted from the prompt's beginning.
     """

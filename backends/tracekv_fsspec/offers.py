@@ -179,7 +179,10 @@ def _look_up(
     else:  # hashed when the request was enqueued
         books.is_hinted = True
         books.chain, books.queried = chain, _ = hinted
-        known = books.queried + as_uint32(tokens[blocks * size :])
+        # Tokens behind the last complete block are looked at for incomplete blocks only.
+        known = books.queried
+        if engine.has_partial_blocks:
+            known = known + as_uint32(tokens[blocks * size :])
     found = _Lookup(
         computed_tokens,
         stored_tokens=computed_tokens,

@@ -103,6 +103,7 @@ class Reader:
             numbers.extend([None] * first)
             numbers.extend(pinned)
         if is_whole:
+            ticket.found_whole()
             return ticket
         with self._lock:
             wanted: list[tuple[Shard, Sequence[bytes], Stretch]] = []

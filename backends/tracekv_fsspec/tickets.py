@@ -95,6 +95,10 @@ class Ticket:
             for shard, numbers in self.numbers.items()
         }
 
+    def found_whole(self) -> None:
+        """Every block that was asked for is staged; it needn't be found out again."""
+        self._frontier = len(self.keys)
+
     def staged_blocks(self) -> int:
         """How many blocks from ``start`` on are staged for every shard that they were asked for, without a gap."""
         ends = []
