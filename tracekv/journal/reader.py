@@ -319,10 +319,10 @@ class RingReader:
         )
 
     def _hooks(self, offset: int) -> list[OpenHook]:
-        pairs = struct.iter_unpack("<qq", self._mapping[offset : offset + 16 * self._layout.max_layers])
+        pairs = struct.iter_unpack("<dd", self._mapping[offset : offset + 16 * self._layout.max_layers])
         # A layer that was entered again has the end of the call before.
         return [
-            OpenHook(layer, started, ended if ended >= started else 0)
+            OpenHook(layer, round(1e9 * started), round(1e9 * ended) if ended >= started else 0)
             for layer, (started, ended) in enumerate(pairs)
             if started
         ]
