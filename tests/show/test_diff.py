@@ -15,8 +15,8 @@ from tracekv.cli.app import app
 from tracekv.journal.records import Call, Record, Transfer
 from tracekv.journal.vocabulary import Callback, Direction, MissReason
 from tracekv.views.diff import changes
-from tracekv.views.report_data import summary_of
 from tracekv.views.summary import Summary
+from tracekv.views.summary_data import summary_of
 
 
 def run(*arguments: object) -> str:

@@ -30,7 +30,8 @@ from tracekv.journal.records import ConnectorWrapped, QueryCall
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback, Direction, Side
 from tracekv.views.html import page
-from tracekv.views.report_data import ReportData, summary_of
+from tracekv.views.report_data import ReportData
+from tracekv.views.summary_data import summary_of
 
 
 def report(folder: Path, *arguments: str, **environ: str) -> str:

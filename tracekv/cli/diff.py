@@ -20,8 +20,8 @@ from tracekv.cli._output import CannotWrite, output_file
 from tracekv.journal.scan import ProcessScan
 from tracekv.views.diff import Change, changes
 from tracekv.views.html import page
-from tracekv.views.report_data import summary_data, summary_of
 from tracekv.views.summary import Summary
+from tracekv.views.summary_data import summary_data, summary_of
 
 #: Files of the page, in their order.
 SCRIPTS = ("ui.js", "diff.js")

@@ -11,20 +11,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tracekv._version import __version__
 from tracekv.journal.parallel import in_processes
 from tracekv.journal.records import (
-    CallCounts,
-    ConnectorWrapped,
     LayerHooks,
-    Record,
-    RegisterCall,
-    SettingsSeen,
-    TracerFault,
-    TracingReduced,
-    WatchReport,
 )
 from tracekv.journal.scan import Scan
 from tracekv.journal.vocabulary import Direction
@@ -32,10 +22,11 @@ from tracekv.views.bar_facts import bar_facts
 from tracekv.views.clock import unix_offsets
 from tracekv.views.explain import Explanation, explain
 from tracekv.views.picture import MOST_BARS, Many, Picture
-from tracekv.views.registry import registry
+from tracekv.views.process_data import process_data
 from tracekv.views.requests import RequestRow, rows_of
 from tracekv.views.runs import Run, Segment, runs_of
-from tracekv.views.summary import GroupSummary, Summary, SummaryView
+from tracekv.views.summary import Summary, SummaryView
+from tracekv.views.summary_data import summary_data
 from tracekv.views.timeline import Bar, Row, Timeline
 from tracekv.views.tracks import Tracks
 from tracekv.views.verdict import verdict
@@ -46,15 +37,6 @@ MOST_EXPLAINED = 100
 #: Records that explaining may pass over, in all: what an answer of seconds allows.
 _MOST_PASSED = 1_500_000
 _FORK_FROM = 50_000
-_EXPLAINS_A_PROCESS = (
-    ConnectorWrapped,
-    RegisterCall,
-    SettingsSeen,
-    TracerFault,
-    TracingReduced,
-    WatchReport,
-    CallCounts,
-)
 
 Data = dict[str, Any]
 
@@ -143,7 +125,7 @@ class ReportData:
             },
             "timeline": self._timeline(parts, window),
             "findings": findings,
-            "processes": [self._process(run, segment) for run, segment in self._segments],
+            "processes": [process_data(run, segment) for run, segment in self._segments],
             "runs": [run.label for run in self.runs],
             "notes": self._notes(),
         }
@@ -360,25 +342,6 @@ class ReportData:
                 notes.append(f"{name} still runs: this is what it had recorded by now")
         return notes
 
-    def _process(self, run: Run, segment: Segment) -> Data:
-        process, facts = segment.process.facts, segment.facts
-        told: Data = {
-            "name": f"{process.host} pid {process.pid}",
-            "run": run.label,
-            "rank": facts.rank,
-            "world": facts.world,
-            "version": facts.started.version if facts.started else None,
-            "records": segment.last - segment.first,
-            "lost": segment.process.lost,
-            "classes": [],
-            "groups": [],
-            "tokens_per_block": facts.tokens_per_block or None,
-            "events": [],
-        }
-        for record in segment.select(*_EXPLAINS_A_PROCESS):
-            _tell(told, record)
-        return told
-
 
 def _take(picture: Picture, begin: int, end: int, bars: Iterable[Bar]) -> None:
     for bar in bars:
@@ -392,96 +355,3 @@ def _begun(bar: list[Any]) -> tuple[int, int]:
 
 def _untold(_done: int, _total: int) -> None:
     """Nobody looks."""
-
-
-def _tell(told: Data, record: Record) -> None:
-    match record:
-        case ConnectorWrapped():
-            implemented = [source.name for source in record.implemented]
-            told["classes"].append(
-                {
-                    "side": record.side.value, "name": record.class_name, "implemented": implemented,
-                    "not_implemented": record.not_implemented,
-                }
-            )  # fmt: skip
-        case RegisterCall():
-            told["dtype"] = record.dtype
-            told["groups"] = [
-                {
-                    "id": group.layer_group_id, "window": group.window_size, "layers": len(group.layer_ids),
-                    "slots": group.num_slots, "bytes_per_page": group.bytes_per_page,
-                }
-                for group in record.groups
-            ]  # fmt: skip
-        case SettingsSeen():
-            told["settings"] = record.digest.hex()[:16]
-        case TracerFault():
-            told["events"].append(f"the instrument {record.instrument} failed ({record.error}) and was removed")
-        case TracingReduced() if record.is_off:
-            told["events"].append("the detail was switched off for a while: no call was recorded")
-        case TracingReduced() if record.is_reduced:
-            told["events"].append("tracing took more than its share: calls were only counted for a while")
-        case WatchReport() if not record.is_complete:
-            reasons = ", ".join(sorted({gap.reason.value for gap in record.gaps}))
-            told["events"] = [each for each in told["events"] if not each.startswith("the watch")]
-            told["events"].append(f"the watch may not have seen every byte: {reasons}")
-
-
-def summary_of(records: Iterable[Record]) -> Summary:
-    """What records add up to."""
-    view = SummaryView()
-    for record in records:
-        view.feed(record)
-    return view.summary
-
-
-def summary_data(summary: Summary) -> Data:
-    """A summary as plain data: what it counted, and what follows from it by its own properties."""
-    words = {name: entry.words for name, entry in registry().enums.items()}
-    return {
-        **{field: getattr(summary, field) for field in _COUNTS},
-        "loaded_tokens": summary.loaded_tokens,
-        "saved_tokens": summary.saved_tokens,
-        "loaded_bytes": summary.loaded_bytes,
-        "saved_bytes": summary.saved_bytes,
-        "load_stall_ns": sum(group.stall_ns(Direction.LOAD) for group in summary.layer_groups.values()),
-        "callbacks": [
-            {
-                "name": name, "calls": each.durations.calls, "errors": each.errors, "total_ns": each.durations.total_ns,
-                "p50_ns": each.durations.p50_ns, "p99_ns": each.durations.p99_ns, "max_ns": each.durations.max_ns,
-            }
-            for name, each in sorted(summary.callbacks.items(), key=lambda pair: -pair[1].durations.total_ns)
-        ],
-        "groups": [_group(summary.layer_groups[group]) for group in sorted(summary.layer_groups)],
-        "misses": _tally(summary.misses, words.get("miss_reason", {})),
-        "bounding": _tally({str(group): count for group, count in summary.bounding.items()}, {}),
-        "drops": _tally(summary.drops, words.get("drop_reason", {})),
-        "store": _tally(summary.store_outcomes, {}),
-    }  # fmt: skip
-
-
-_COUNTS = (
-    "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
-    "scheduled_tokens", "lookups", "records", "lost_records",
-)  # fmt: skip
-
-
-def _tally(counts: dict[str, int], words: Any) -> list[Data]:
-    found = sorted(counts.items(), key=lambda pair: -pair[1])
-    return [{"name": name, "count": count, "meaning": words.get(name, "")} for name, count in found]
-
-
-def _group(group: GroupSummary) -> Data:
-    return {
-        "id": group.layer_group_id,
-        "window": group.window_size,
-        "bytes_per_page": group.bytes_per_page,
-        "ways": {
-            way.value: {
-                "bytes": group.nbytes(way), "pages": group.pages(way), "tokens": group.tokens(way),
-                "stall_ns": group.stall_ns(way), "time_ns": group.time_ns(way),
-            }
-            for way in Direction
-        },
-        "moved": [msgspec.to_builtins(moved) for moved in group.moved],
-    }  # fmt: skip

@@ -1,0 +1,73 @@
+"""What a process tells about itself, as plain data for the report's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracekv.journal.records import (
+    ConnectorWrapped,
+    Record,
+    RegisterCall,
+    SettingsSeen,
+    TracerFault,
+    TracingReduced,
+    WatchReport,
+)
+from tracekv.views.runs import Run, Segment
+
+Data = dict[str, Any]
+_TELLING = (ConnectorWrapped, RegisterCall, SettingsSeen, TracerFault, TracingReduced, WatchReport)
+
+
+def process_data(run: Run, segment: Segment) -> Data:
+    """What one process's part of a run tells about itself: classes, layout, settings, what went wrong with tracing."""
+    process, facts = segment.process.facts, segment.facts
+    told: Data = {
+        "name": f"{process.host} pid {process.pid}",
+        "run": run.label,
+        "rank": facts.rank,
+        "world": facts.world,
+        "version": facts.started.version if facts.started else None,
+        "records": segment.last - segment.first,
+        "lost": segment.process.lost,
+        "classes": [],
+        "groups": [],
+        "tokens_per_block": facts.tokens_per_block or None,
+        "events": [],
+    }
+    for record in segment.select(*_TELLING):
+        _tell(told, record)
+    return told
+
+
+def _tell(told: Data, record: Record) -> None:
+    match record:
+        case ConnectorWrapped():
+            implemented = [source.name for source in record.implemented]
+            told["classes"].append(
+                {
+                    "side": record.side.value, "name": record.class_name, "implemented": implemented,
+                    "not_implemented": record.not_implemented,
+                }
+            )  # fmt: skip
+        case RegisterCall():
+            told["dtype"] = record.dtype
+            told["groups"] = [
+                {
+                    "id": group.layer_group_id, "window": group.window_size, "layers": len(group.layer_ids),
+                    "slots": group.num_slots, "bytes_per_page": group.bytes_per_page,
+                }
+                for group in record.groups
+            ]  # fmt: skip
+        case SettingsSeen():
+            told["settings"] = record.digest.hex()[:16]
+        case TracerFault():
+            told["events"].append(f"the instrument {record.instrument} failed ({record.error}) and was removed")
+        case TracingReduced() if record.is_off:
+            told["events"].append("the detail was switched off for a while: no call was recorded")
+        case TracingReduced() if record.is_reduced:
+            told["events"].append("tracing took more than its share: calls were only counted for a while")
+        case WatchReport() if not record.is_complete:
+            reasons = ", ".join(sorted({gap.reason.value for gap in record.gaps}))
+            told["events"] = [each for each in told["events"] if not each.startswith("the watch")]
+            told["events"].append(f"the watch may not have seen every byte: {reasons}")
