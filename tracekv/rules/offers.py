@@ -83,9 +83,10 @@ class OfferPastPrompt(Rule):
 
 
 class OfferOfPartOfABlock(Rule):
-    """An offer is whole blocks, unless the connector reports that it has parts of blocks.
+    """An offer is whole blocks.
 
-    Contract: not demanded; every connector read aligns down (contract.md 1.7, 10 S3).
+    Contract: not demanded; every connector read aligns down (contract.md 1.7, 10 S3). Silent where the connector reports that it
+        has parts of blocks.
     Runtime: the offer is honoured unaligned: the last block is loaded in part and computed in part.
     Fix: round the offer down to ``tokens_per_block``; or, if you load parts of blocks on purpose, report
         ``tracekv.lookup(has_partial_blocks=True)`` in the query.
@@ -105,9 +106,10 @@ class OfferOfPartOfABlock(Rule):
 
 
 class OfferBehindPartOfABlock(Rule):
-    """Where the device holds part of a block, nothing is offered, unless the connector reports that it has parts of blocks.
+    """Where the device holds part of a block, nothing is offered.
 
-    Contract: partial reuse on the device gives a ``num_computed_tokens`` inside a block (contract.md 1.7, 10 S3; V2 only).
+    Contract: partial reuse on the device gives a ``num_computed_tokens`` inside a block (contract.md 1.7, 10 S3; V2 only). Silent
+        where the connector reports that it has parts of blocks.
     Runtime: the load begins in the middle of a page that the request has a private copy of.
     Fix: answer ``(0, False)`` unless ``num_computed_tokens`` is a multiple of the block, or set ``enable_partial_reuse: false``;
         or, if you write that page on purpose, report ``tracekv.lookup(has_partial_blocks=True)`` in the query.
