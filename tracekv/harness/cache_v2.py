@@ -128,6 +128,8 @@ class CacheV2(PagedCache):
         if request.honoured_tokens:
             request.begin_at(placement.position, placement.chunk)
         manager.commit_new_matched_tokens(request, request.honoured_tokens, is_async)
+        if self._version.tells_of_cancelled_loads and request.honoured_tokens < offered:
+            manager.cancel_load(request, local + request.honoured_tokens, local + offered)
 
     def _may_grow(self, allocation: Allocation, capacity: int) -> bool:
         added = blocks_for(capacity, self.tokens_per_block) - len(allocation.slots[0])

@@ -21,6 +21,7 @@ class Requests:
         left: Called with a request that has given its pages back.
         cancel_waits_for_transfers: A cancelled request with a transfer under way stays until that is done (attention data
             parallelism); otherwise its pages go at once, whatever moves in them.
+        tells_of_resets: The connector is told of requests that begin anew.
 
     Attributes:
         manager: The connector's, or None.
@@ -32,11 +33,17 @@ class Requests:
     """
 
     def __init__(
-        self, cache: PagedCache, left: Callable[[Request], None], *, cancel_waits_for_transfers: bool = False
+        self,
+        cache: PagedCache,
+        left: Callable[[Request], None],
+        *,
+        cancel_waits_for_transfers: bool = False,
+        tells_of_resets: bool = False,
     ) -> None:
         self._cache = cache
         self._left = left
         self._cancel_waits_for_transfers = cancel_waits_for_transfers
+        self._tells_of_resets = tells_of_resets
         self.manager: KvCacheConnectorManager | None = None
         self.incoming: list[Request] = []
         self.active: list[Request] = []
@@ -185,6 +192,8 @@ class Requests:
         if request in self.active and not request.is_finished:
             self.free(request, forget=forget)
             request.reset_for_recompute()
+            if self._tells_of_resets and self.manager is not None:
+                self.manager.request_reset(request)
         return True
 
     # -- what there is to wait for --------------------------------------------------------------------------------------

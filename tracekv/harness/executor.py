@@ -145,7 +145,12 @@ class Executor:
         self._forward.after_forward = after_forward
         evicts = mode == "v2" and (policy == "MAX_UTILIZATION" or version.v2_policy == "coerced")
         self._scheduler = BatchScheduler(self.cache, chunk_tokens, max_batch_tokens, self._evict if evicts else None)
-        self._requests = Requests(self.cache, self._scheduler.leave, cancel_waits_for_transfers=attention_dp)
+        self._requests = Requests(
+            self.cache,
+            self._scheduler.leave,
+            cancel_waits_for_transfers=attention_dp,
+            tells_of_resets=version.tells_of_cancelled_loads,
+        )
         self._previous: Launched | None = None
         self._next_id = 1 + self._ranks.rank if attention_dp else 1
         self._forward.warm_up()

@@ -217,6 +217,19 @@ class KvCacheConnectorManager:
         """Hand over an output that was built elsewhere."""
         self._output = output
 
+    def cancel_load(self, request: Request, start: int, end: int) -> None:
+        """Tell the scheduler, if it wants to know, that tokens ``[start, end)`` of its offer are not going to be loaded."""
+        self._tell("cancel_load", request, start, end)
+
+    def request_reset(self, request: Request) -> None:
+        """Tell the scheduler, if it wants to know, that the request begins anew."""
+        self._tell("request_reset", request)
+
+    def _tell(self, method: str, request: Request, *numbers: int) -> None:
+        # Neither is in the base class: both are looked for on the object (contract.md section 1.2).
+        if self._is_leader and not self._is_hidden(request) and callable(getattr(self.scheduler, method, None)):
+            self.call("scheduler", method, request, *numbers)
+
     def reset_request_state(self, request: Request) -> None:
         """Forget what was reported of a request whose allocation was destroyed. Asynchronous transfers stay as they are."""
         self._reports.reset(request.request_id)

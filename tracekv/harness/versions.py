@@ -21,8 +21,10 @@ class RuntimeVersion:
         knows_attention_dp: Attention data parallelism is allowed on V2 to connectors that declare it; False: to none.
         lists_of_released: The finish call of a released request has an empty list per layer group; False: an empty list, so that
             the flat form is called (V2).
+        tells_of_cancelled_loads: A scheduler that has the methods is told what of its offer is not honoured (``cancel_load``), and
+            that a request begins anew (``request_reset``). Only branches do; which tokens they name is inferred.
 
-    Source: contract-v2.md sections 1.4, 2 and 3.
+    Source: contract-v2.md sections 1.4, 2 and 3; contract.md section 1.2.
     """
 
     served_position_survives: bool = True
@@ -32,3 +34,4 @@ class RuntimeVersion:
     refuses_drafts: bool = True
     knows_attention_dp: bool = True
     lists_of_released: bool = True
+    tells_of_cancelled_loads: bool = False
