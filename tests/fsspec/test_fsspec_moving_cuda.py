@@ -13,6 +13,7 @@ from tracekv.journal.vocabulary import Tier
 from tracekv_fsspec.format import padded
 from tracekv_fsspec.loading import Job, StreamCopies, StreamLoading
 from tracekv_fsspec.moving import GatheringMover, Moves, layer_by_layer, mover_for, whole_page
+from tracekv_fsspec.pinning import pin_for_gpu
 from tracekv_fsspec.plan import Copy
 
 pytestmark = pytest.mark.cuda
@@ -31,9 +32,13 @@ class Caches:
         self.slot_bytes = padded(self.page_bytes)
         memory = mmap.mmap(-1, SLOTS * self.slot_bytes)
         self.arena = torch.frombuffer(memory, dtype=torch.uint8)
-        status = torch.cuda.cudart().cudaHostRegister(self.arena.data_ptr(), self.arena.numel(), 0)
-        assert int(status) == 0
+        self.unpin = pin_for_gpu(self.layout, memoryview(memory))
+        assert self.unpin is not None
         self.mover = mover_for(self.layout, memoryview(memory))
+
+    def close(self):
+        torch.cuda.synchronize()
+        self.unpin()
 
     def slots(self, moves):
         return torch.stack([self.arena[start : start + self.page_bytes] for start in moves.starts]).clone()
@@ -52,9 +57,21 @@ class Caches:
         return Job(Copy(1, 0, 0, Tier.HOST), moves, self.page_bytes * len(moves.pages))
 
 
-@pytest.fixture(params=[(4, 1000), (4, 1024), (2, 1 << 18)], ids=["padded slots", "dense slots", "large pages"])
+SMALL = (4, 1000)
+
+
+@pytest.fixture(params=[SMALL, (4, 1024), (2, 1 << 18)], ids=["padded slots", "dense slots", "large pages"])
 def caches(request):
-    return Caches(*request.param)
+    caches = Caches(*request.param)
+    yield caches
+    caches.close()
+
+
+@pytest.fixture
+def small():
+    caches = Caches(*SMALL)
+    yield caches
+    caches.close()
 
 
 @pytest.mark.parametrize("scattered", [False, True])
@@ -101,8 +118,8 @@ def test_a_layer_is_there_when_it_was_waited_for_and_all_are_when_joined(caches)
     assert loading.unasked == set(range(caches.tensor.shape[1])) - {0}
 
 
-def test_small_pages_are_issued_without_waiting_for_the_copies():
-    caches = Caches(4, 1000)
+def test_small_pages_are_issued_without_waiting_for_the_copies(small):
+    caches = small
     moves = caches.moves(40)
     stream = torch.cuda.Stream()
     caches.mover.save(moves, whole_page(caches.group))  # the driver and the buffer are there
@@ -115,8 +132,8 @@ def test_small_pages_are_issued_without_waiting_for_the_copies():
     assert torch.equal(caches.slots(moves), caches.pages(moves))
 
 
-def test_the_staging_buffer_is_used_by_one_stream_after_the_other():
-    caches = Caches(4, 1000)
+def test_the_staging_buffer_is_used_by_one_stream_after_the_other(small):
+    caches = small
     first = caches.moves(20)
     second = Moves(0, list(range(20, 40)), [caches.slot_bytes * number for number in range(25, 45)], caches.slot_bytes)
     slow, fast = torch.cuda.Stream(), torch.cuda.Stream()

@@ -91,6 +91,25 @@ def test_findings_are_what_the_rules_find(write: Write) -> None:
     assert not (past / "tables" / "findings.csv").exists()
 
 
+def test_hashed_ids_are_hashed_in_every_table(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = write(
+        [queried(offered_tokens=1024) if isinstance(record, QueryCall) else record for record in the_run()], "past"
+    )
+    monkeypatch.setenv("TRACEKV_HASH_REQUEST_IDS", "1")
+    (request,) = table(past, "requests")
+    label = request["request_id"]
+
+    assert len(label) == 16
+    named = {
+        row[column]
+        for name in (*TABLES, "findings")
+        for row in table(past, name)
+        for column in ("request", "request_id", "request_ids")
+        if row.get(column)
+    }
+    assert named == {label}
+
+
 def test_otlp_lines_hold_the_spans_that_the_agent_would_have_exported(journals: Path, tmp_path: Path) -> None:
     export("otlp", journals, "-o", tmp_path / "spans.jsonl", "--detail", "full")
     spans = list(read_trace_file(tmp_path / "spans.jsonl"))

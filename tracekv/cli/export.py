@@ -17,6 +17,7 @@ from rich.console import Console
 from tracekv import settings as settings_module
 from tracekv.agent.feed import Feed
 from tracekv.agent.paths import NoJournals
+from tracekv.cli._judging import is_of_run
 from tracekv.cli._opening import scanned
 from tracekv.cli._output import STDOUT, CannotWrite, output_directory, output_file
 from tracekv.journal.records import Enqueued, RunJoined
@@ -27,6 +28,7 @@ from tracekv.settings import Settings, SettingsError
 from tracekv.views.model import Span
 from tracekv.views.otlp import to_json_line
 from tracekv.views.perfetto import write_perfetto
+from tracekv.views.runs import runs_of
 from tracekv.views.sampling import Callers
 from tracekv.views.tables import TABLES, sources_of, write_csv
 
@@ -93,7 +95,7 @@ def tables(
         path = output if table is not None else output / f"{name}.csv"
         with _scanned(paths, path) as (scan, settings, file):
             if name == "findings":
-                rows = _write_findings(scan.processes, file)
+                rows = _write_findings(scan.processes, file, hashed=settings.hash_request_ids)
             else:
                 sources = sources_of(scan.processes, hash_request_ids=settings.hash_request_ids)
                 rows = write_csv(TABLES[name], sources, file)
@@ -172,13 +174,19 @@ def _write_spans(process: ProcessScan, file: BinaryIO, settings: Settings, calle
 _FINDING = ("id", "rule", "severity", "by", "rank", "step", "request", "callback", "at_ns", "caused_by", "title", "fix")
 
 
-def _write_findings(processes: Sequence[ProcessScan], file: BinaryIO) -> int:
+def _write_findings(processes: Sequence[ProcessScan], file: BinaryIO, *, hashed: bool) -> int:
+    runs = runs_of(processes)
     checker = Checker()
     judge_scanned(processes, checker)
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text)
     writer.writerow(_FINDING)
-    writer.writerows([_plain(found, name) for name in _FINDING] for found in checker.findings)
+    for found in checker.findings:
+        row = {name: _plain(found, name) for name in _FINDING}
+        run = next((run for run in runs if is_of_run(found, run)), None)
+        if found.request is not None and (hashed or run is not None):
+            row["request"] = run.request_label(found.request, hashed=hashed) if run is not None else None
+        writer.writerow(row.values())
     text.flush()
     text.detach()
     return len(checker.findings)
