@@ -283,7 +283,10 @@ class Scan:
         cut = {path: nbytes for process in self.processes for path, nbytes in process.truncated_bytes.items()}
         return [
             *self.left_out,
-            *(f"tracekv: {path} is cut short: {n} bytes after its last whole entry are left out" for path, n in cut.items()),
+            *(
+                f"tracekv: {path} is cut short: {n} bytes after its last whole entry are left out"
+                for path, n in cut.items()
+            ),
         ]
 
     def map(self, work: Callable[[ProcessScan], T]) -> list[T]:
