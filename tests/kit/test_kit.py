@@ -6,6 +6,7 @@ import pytest
 
 from examples import persistent_connector as flat
 from tests.kit import broken
+from tracekv.contract import KvCacheConnectorScheduler
 from tracekv.testing import Kit, matrix, minimal, with_fault
 from tracekv.testing.limits import limits
 from tracekv.testing.verdicts import Verdict
@@ -141,3 +142,17 @@ def test_a_connector_without_these_limits_is_told_only_of_its_full_blocks():
     with Kit(minimal.Scheduler, minimal.Worker, environment={minimal.VARIABLE: "{folder}"}) as kit:
         told = limits([kit.run(cell) for cell in cells], cells, 16)
     assert [limit.split(":")[0] for limit in told] == ["full blocks only"]
+
+
+class RefusesTwoGroups(minimal.Scheduler):
+    update_state_after_alloc_by_layer_group = KvCacheConnectorScheduler.update_state_after_alloc_by_layer_group
+    request_finished_by_layer_group = KvCacheConnectorScheduler.request_finished_by_layer_group
+
+
+def test_what_one_rank_refuses_is_not_asked_of_two():
+    with Kit(RefusesTwoGroups, minimal.Worker, environment={minimal.VARIABLE: "{folder}"}) as kit:
+        one, two = (kit.run(cell) for name in ("warm", "ranks2/warm") for cell in matrix(16, f"v2-groups2/{name}"))
+        assert kit._ranks._ranks is None
+    assert (one.verdict, two.verdict) == (Verdict.NOT_SUPPORTED, Verdict.NOT_SUPPORTED)
+    assert one.reason == two.reason
+    assert "2 layer groups" in two.reason

@@ -78,6 +78,7 @@ class Kit:
         self._patience_s = patience_s
         self._watch = watch
         self._ranks = OnRanks()
+        self._refused: dict[tuple[object, ...], str] = {}
 
     def run(self, cell: Cell) -> CellResult:
         """Play a cell and judge it. Nothing that the connector raises comes out of here."""
@@ -102,6 +103,9 @@ class Kit:
             reason = f"the reference executor of this version has no {' and no '.join(missing)}"
             return CellResult(cell.name, cell.what, Verdict.COULD_NOT_RUN, reason=reason)
         pair = _matching(self._variants, cell) or self._pair
+        cache = (*pair, cell.mode, cell.groups)
+        if cell.ranks > 1 and cache in self._refused:  # two processes would be started to hear the same
+            return CellResult(cell.name, cell.what, Verdict.NOT_SUPPORTED, reason=self._refused[cache])
         references = [_references.of(cell, move.ask, self._block) for move in cell.moves if isinstance(move, Submit)]
         with tempfile.TemporaryDirectory(prefix="tracekv-cell-", ignore_cleanup_errors=True) as folder:
             settings = self._settings(cell, Path(folder))
@@ -118,6 +122,8 @@ class Kit:
                         played = engines.play()
                     notes = counts.notes()
             except (NotImplementedError, ConnectorError) as error:
+                if cell.ranks == 1 and not cell.options:
+                    self._refused[cache] = _one_line(error)
                 return CellResult(cell.name, cell.what, Verdict.NOT_SUPPORTED, reason=_one_line(error))
             except RanksBroke as error:
                 return CellResult(cell.name, cell.what, Verdict.BROKEN, faults=[str(error)])

@@ -43,7 +43,7 @@ class OnRanks:
             RanksBroke: A rank failed.
         """
         names = [_importable(cls) for cls in pair]
-        cache = (*pair, cell.mode, cell.groups)
+        cache = (*pair, cell.mode, cell.groups, cell.is_dealt_out)
         if cache in self._refused:  # to ask again costs two processes
             raise NotImplementedError(self._refused[cache])
         played, found = Played(), Recorded()
