@@ -4,7 +4,7 @@
     python tools/third_party.py run VENV lmcache      # or lmcache-mp, kvbm; further arguments go to `tracekv test`
 
 Their packages come from PyPI at the versions named here, without the CUDA libraries that their wheels ask for: what runs here runs
-without a GPU. What replaces a GPU is said by each runner below, and printed. Findings are in docs/findings.md.
+without a GPU. What replaces a GPU is in ``lmcache_on_host.py``, and printed. Findings are in docs/findings.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEEDS = (
     "xxhash", "rich", "typer", "pytest", "hypothesis", "structlog",  # tracekv's own
 )  # fmt: skip
 CONNECTORS = {
-    "lmcache": "lmcache.integration.tensorrt_llm.tensorrt_adapter:LMCacheKvConnectorScheduler,LMCacheKvConnectorWorker",
+    "lmcache": "lmcache_on_host:Scheduler,Worker",
     "lmcache-mp": (
         "lmcache.integration.tensorrt_llm.tensorrt_mp_adapter:LMCacheMPKvConnectorScheduler,LMCacheMPKvConnectorWorker"
     ),
@@ -49,8 +49,8 @@ def make(folder: Path) -> None:
 
 def run(folder: Path, name: str, arguments: list[str]) -> int:
     """Run this file inside the environment."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **VARIABLES[name]}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "tools")])
+    environ = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **VARIABLES[name]}
     command = [str(folder / "bin" / "python"), __file__, "inside", name, *arguments]
     return subprocess.run(command, env=environ, check=False).returncode
 
@@ -61,65 +61,18 @@ def inside(name: str, arguments: list[str]) -> None:
 
     fake_trtllm.install()
     if name == "lmcache":
-        _lmcache_on_the_host()
+        print("LMCache's TRTLLMGPUConnector (CUDA) is replaced by copies in host memory", file=sys.stderr)
     from tracekv.cli import main
 
     sys.argv = ["tracekv", "test", CONNECTORS[name], "--fake-trtllm", *arguments]
-    main()
-
-
-def _lmcache_on_the_host() -> None:
-    """LMCache's adapter and engine as they are; the class that copies pages with a CUDA kernel copies them with torch.
-
-    It takes chunks apart as the CUDA one does: chunk ``i`` lies in block ids ``[i * n, (i + 1) * n)``, and a chunk for which there
-    are too few block ids is passed over.
-    """
-    import torch
-    from lmcache.integration.tensorrt_llm import tensorrt_adapter
-    from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
-
-    class HostPages(GPUConnectorInterface):
-        load_stream = store_stream = None
-
-        def __init__(self, metadata):
-            layers, _, self.chunk, self.heads, self.size = metadata.kv_shape
-            self.layers = layers
-
-        def register_kv_caches(self, pool):
-            blocks, layers, roles, flat = pool.shape
-            self.block = flat // (self.heads * self.size)
-            self.pages = pool.view(blocks, layers, roles, self.heads, self.block, self.size)
-
-        def get_shape(self, num_tokens):
-            return torch.Size([2, self.layers, num_tokens, self.heads * self.size])
-
-        def blocks_of(self, start, block_ids):
-            count = self.chunk // self.block
-            first = start // self.chunk * count
-            return block_ids[first : first + count] if first + count <= len(block_ids) else None
-
-        def from_gpu(self, memory_obj, start, end, **kwargs):
-            blocks = self.blocks_of(start, kwargs.get("block_ids", []))
-            if blocks is not None and memory_obj.tensor is not None:
-                picked = self.pages[blocks].permute(2, 1, 0, 4, 3, 5)  # K/V, layer, block, token, head, size
-                memory_obj.tensor.copy_(picked.reshape(memory_obj.tensor.shape))
-
-        def to_gpu(self, memory_obj, start, end, **kwargs):
-            blocks = self.blocks_of(start, kwargs.get("block_ids", []))
-            if blocks is not None and memory_obj.tensor is not None:
-                shape = (2, self.layers, len(blocks), self.block, self.heads, self.size)
-                self.pages[blocks] = memory_obj.tensor.view(shape).permute(2, 1, 0, 4, 3, 5)
-
-        def batched_from_gpu(self, memory_objs, starts, ends, **kwargs):
-            for memory_obj, start, end in zip(memory_objs, starts, ends, strict=True):
-                self.from_gpu(memory_obj, start, end, **kwargs)
-
-        def batched_to_gpu(self, memory_objs=None, starts=None, ends=None, **kwargs):
-            for memory_obj, start, end in zip(memory_objs or (), starts or (), ends or (), strict=True):
-                self.to_gpu(memory_obj, start, end, **kwargs)
-
-    tensorrt_adapter.CreateGPUConnector = lambda *arguments: HostPages(arguments[1])  # (config, metadata, engine type)
-    print("LMCache's TRTLLMGPUConnector (CUDA) is replaced by copies in host memory", file=sys.stderr)
+    code: object = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)  # their threads would keep the process
 
 
 def main() -> None:
