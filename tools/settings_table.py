@@ -1,4 +1,4 @@
-"""Write the README's table of settings from the comments of the settings structs: ``python tools/settings_table.py``."""
+"""Write the table of settings in docs/settings.md from the comments of the settings structs: ``python tools/settings_table.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 BEGIN, END = "<!-- settings: tools/settings_table.py -->", "<!-- end of settings -->"
 STRUCTS = (("TRACEKV_", "tracekv.settings"), ("TRACEKV_FSSPEC__", "tracekv_fsspec.settings"))
 
@@ -42,12 +42,12 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 
 
-def updated(readme: str) -> str:
-    """The README with the table of today."""
-    before, _, rest = readme.partition(BEGIN)
+def updated(page: str) -> str:
+    """The page with the table of today."""
+    before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
