@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,17 @@ def test_secrets_of_url_options_and_environment_are_hidden(monkeypatch):
     )
     text = hidden.hidden_in("someone from-url from-options from-environment stays")
     assert text == "*** *** *** *** stays"
+
+
+def test_who_empties_a_folder_is_in_nobodys_way(tmp_path):
+    """Engines that start together try the store in the same folder."""
+    stores = [open_store(tmp_path.as_uri(), {}) for _ in range(4)]
+
+    def write_and_delete(number):
+        for turn in range(200):
+            path = f"probe/{number}-{turn}"
+            stores[number].put(path, b"x", create_only=True)
+            stores[number].delete(path)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write_and_delete, range(4))) == [None] * 4

@@ -32,6 +32,8 @@ from tracekv_fsspec.tally import tally
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 _CACHESTAT = 451  # the number of cachestat(2), the same on every architecture; Linux 6.5 and newer
+#: A folder that comes and goes this often while a file is made in it is no accident.
+_FOLDER_TRIES = 100
 
 
 def open_local(url: str, options: Mapping[str, Any]) -> LocalStore:
@@ -155,11 +157,13 @@ class LocalStore:
 
 def _create(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o666)
+    for _ in range(_FOLDER_TRIES):
+        try:
+            return os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            # Whoever deletes the last object of a folder takes the folder along, perhaps the one that was just made.
+            path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, flags, 0o666)
 
 
 def _write(descriptor: int, parts: builtins.list[memoryview]) -> None:
