@@ -162,7 +162,8 @@ def _create(path: Path) -> int:
             return os.open(path, flags, 0o666)
         except FileNotFoundError:
             # Whoever deletes the last object of a folder takes the folder along, perhaps the one that was just made.
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # it was there, and was gone before it could be looked at
+                path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, flags, 0o666)
 
 
