@@ -387,3 +387,26 @@ def test_what_is_kept_stays_within_bounds():
     (run,) = checker._tracker._runs.values()
     assert len(run.requests) == 8192
     assert len(run.covered) <= 8192
+
+
+def parked_and_returned(*, is_run):
+    """A parked request whose id is returned: it is run then, or was cancelled; nothing was loaded for it."""
+    tape = Tape()
+    tape.prefill(1, 64, [[1, 2, 3]], offered=32)
+    tape.query(2, 100, 0, 96, is_async=True)
+    tape.alloc(2, 96, [[4, 5, 6, 7]])
+    tape.decode(1, 64)
+    tape.polled(loading=[2])
+    tape.decode(1, 65)
+    tape.polled(loaded=[2])
+    if is_run:
+        tape.build([(2, 96, 4, 100, [[4, 5, 6, 7]])])
+        tape.forward()
+    for position in range(66, 90):
+        tape.decode(1, position)
+    return names(check(tape))
+
+
+def test_a_parked_request_that_is_cancelled_before_it_is_run_needs_no_load():
+    assert "N1" not in parked_and_returned(is_run=False)
+    assert "N1" in parked_and_returned(is_run=True)

@@ -148,9 +148,10 @@ class LeaderRecords(Core):
             request.prompt = record.prompt_tokens[index]
         begin, scheduled = record.computed_positions[index], record.scheduled_tokens[index]
         honoured = 0
-        if request.first_build is None and request.is_whole and not request.is_async:
-            honoured = request.honoured or 0
-            run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
+        if request.first_build is None and request.is_whole:
+            honoured = 0 if request.is_async else request.honoured or 0
+            if not request.is_async or request.returned_ns:
+                run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
         if request.is_parked:
             request.is_parked = False
             run.waiting.pop(request.request_id, None)

@@ -172,7 +172,8 @@ class WorkerRecords(Core):
             request.returned_ns = last
             request.is_parked = False
             run.waiting.pop(request_id, None)
-            if request.is_whole:
+            # Connectors may load in the pass that runs the request; one that is cancelled before reads no page.
+            if request.is_whole and request.first_build is not None:
                 run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
 
     def _moved(self, source: Source, record: Transfer) -> None:
