@@ -93,3 +93,31 @@ def test_a_person_reads_lines_with_what_to_do(doctor, monkeypatch):
     assert "PROBLEM settings" in done.stdout
     assert "-> Correct or remove it" in done.stdout
     assert done.stdout.rstrip().endswith("1 problem")
+
+
+def test_the_backends_store_and_room_are_looked_at(doctor, tmp_path):
+    found = doctor(
+        TRACEKV_CONNECTOR="fsspec",
+        TRACEKV_FSSPEC__MODEL_ID="m",
+        TRACEKV_FSSPEC__URL=(tmp_path / "kv").as_uri(),
+        TRACEKV_FSSPEC__ARENA_DIR=str(tmp_path),
+        TRACEKV_FSSPEC__ARENA_BYTES="1048576",
+    )
+    said = {subject: line["what"] for (check, subject), line in found.items() if check == "store"}
+    assert said[(tmp_path / "kv").as_uri()] == "can be written, read and listed"
+    assert said[str(tmp_path)].endswith("MiB free for an arena of 1 MiB")
+
+
+def test_a_backend_that_can_not_work_is_a_problem(doctor, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    found = doctor(
+        TRACEKV_CONNECTOR="fsspec",
+        TRACEKV_FSSPEC__URL=(tmp_path / "file" / "kv").as_uri(),
+        TRACEKV_FSSPEC__ARENA_DIR=str(tmp_path),
+        TRACEKV_FSSPEC__ARENA_BYTES=str(1 << 60),
+    )
+    said = {subject: line for (check, subject), line in found.items() if check == "store"}
+    assert {line["severity"] for line in said.values()} == {"problem"}
+    assert "Name the weights" in said["TRACEKV_FSSPEC__MODEL_ID"]["what"]
+    assert "TRACEKV_FSSPEC__ARENA_BYTES" in said[str(tmp_path)]["what"]
+    assert (tmp_path / "file" / "kv").as_uri() in said
