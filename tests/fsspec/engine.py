@@ -177,8 +177,12 @@ class Engine:
             self._compute(running, running.position, running.position + count)
             running.position += count
         self.worker.wait_for_save(self.stream)
-        assert self.worker.get_finished([], []) == ([], [])
+        self.poll()
         return plan
+
+    def poll(self):
+        """The end of a pass."""
+        assert self.worker.get_finished([], []) == ([], [])
 
     def _compute(self, running, start, end):
         for group, pages in enumerate(running.pages):
