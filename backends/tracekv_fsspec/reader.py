@@ -1,7 +1,7 @@
-"""Staging: store -> arena, on threads of its own; each block is verified when it arrives.
+"""Staging: store -> arena, on threads of its own: who waits for which block, and what they are told when it comes.
 
 A query asks for a run of blocks and gets a :class:`Ticket`. Blocks that are in the arena are pinned for it at once, the others
-are read, in the order of the :class:`ReadQueue`. What failed is forgotten by the index, so the next query doesn't count on it.
+are read, in the order of the :class:`ReadQueue`, each once however many wait for it. How a batch is read is the :class:`Fetcher`'s.
 """
 
 from __future__ import annotations
@@ -10,43 +10,23 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic, perf_counter_ns, time
+from time import monotonic
 
-from tracekv.journal.vocabulary import MissReason, Operation, Outcome
+from tracekv.journal.vocabulary import MissReason, Outcome
 from tracekv_fsspec.arena import Arena
 from tracekv_fsspec.fates import Fates
-from tracekv_fsspec.format import HEADER_BYTES, BadObject, aligned, parse_header
-from tracekv_fsspec.index import Index, Segment, Shard, Stretch
+from tracekv_fsspec.fetching import Fetched, Fetcher, FilledPiece
+from tracekv_fsspec.header_checks import HeaderChecks
+from tracekv_fsspec.index import Index, Shard, Stretch
 from tracekv_fsspec.read_queue import Batch, Piece, Priority, ReadQueue, Waiting, batches_of
-from tracekv_fsspec.report import Report, reported
-from tracekv_fsspec.store import Range, Store
-from tracekv_fsspec.store_errors import MISS_OF, StoreError
-from tracekv_fsspec.tally import tally
+from tracekv_fsspec.store import Store
 from tracekv_fsspec.tickets import Ticket
-from tracekv_fsspec.verify import Verifier
 
 __all__ = ["READERS", "Priority", "Reader", "Ticket"]
 
 _log = logging.getLogger("tracekv.fsspec")
 
 READERS = 8
-
-
-class _HeaderCheck:
-    """What became of a segment's header, for those who read other parts of the segment at the same time."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.reason: MissReason | None = MissReason.ERROR
-
-
-class _Filled:
-    """A piece and the slots that it is read into."""
-
-    def __init__(self, piece: Piece, numbers: list[int]) -> None:
-        self.piece = piece
-        self.numbers = numbers
-        self.failed: dict[int, MissReason] = {}
 
 
 class Reader:
@@ -61,18 +41,17 @@ class Reader:
     def __init__(
         self, store: Store, index: Index, arena: Arena, fates: Fates, *, deployment: bytes, layout: bytes
     ) -> None:
-        self._store = store
+        self._url = store.url
         self._index = index
         self._arena = arena
         self._fates = fates
-        self._deployment = deployment
-        self._layout = layout
+        self._checks = HeaderChecks(deployment, layout)
+        self._fetcher = Fetcher(store, index, arena, self._checks)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queued = threading.Condition(self._lock)
         self._in_flight: dict[Shard, dict[bytes, Piece]] = {shard: {} for shard in arena.shards}
         self._queue = ReadQueue(sum(arena.slot_bytes(shard) for shard in arena.shards) * arena.slots_per_shard)
-        self._checks: dict[Segment, _HeaderCheck] = {}
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"tracekv-read-{number}", daemon=True) for number in range(READERS)
@@ -270,145 +249,25 @@ class Reader:
                     self._queued.wait()
                 if batch is None:
                     return
-                check, reads_header = self._header_of(batch.segment)
             try:
-                self._read(batch, check, reads_header)
+                with self._fetcher.fetched(batch) as fetched:
+                    self._charge(batch, fetched)
+                    for filled in fetched.filled:
+                        self._deliver(filled)
             except Exception:
-                _log.exception("tracekv: reading from %s failed in an unforeseen way", self._store.url)
+                _log.exception("tracekv: reading from %s failed in an unforeseen way", self._url)
                 self._fail_batch(batch, MissReason.ERROR)
-            finally:
-                if reads_header and check is not None:
-                    with self._lock:
-                        del self._checks[batch.segment]
-                    check.done.set()
 
-    def _header_of(self, segment: Segment) -> tuple[_HeaderCheck | None, bool]:
-        """Who finds out whether a segment's header is right, where that isn't known; and whether it is the caller."""
-        if segment.is_checked:
-            return None, False
-        check = self._checks.get(segment)
-        if check is not None:
-            return check, False
-        check = self._checks[segment] = _HeaderCheck()
-        return check, True
+    def _charge(self, batch: Batch, fetched: Fetched) -> None:
+        """What the read took is the time of whom it was begun for, shard by shard as their blocks are many."""
+        if fetched.took is None:
+            return
+        total = sum(fetched.blocks.values())
+        with self._lock:
+            for shard, count in fetched.blocks.items():
+                batch.owner.times[shard].add(count / total, *fetched.took)
 
-    def _read(self, batch: Batch, check: _HeaderCheck | None, reads_header: bool) -> None:
-        filled: list[_Filled] = []
-        try:
-            for piece in batch.pieces:
-                numbers = self._arena.allocate_run(piece.shard, len(piece.keys))
-                filled.append(_Filled(piece, numbers))
-                if len(numbers) < len(piece.keys):
-                    filled[-1].failed = dict.fromkeys(range(len(numbers), len(piece.keys)), MissReason.ARENA_FULL)
-            if any(each.numbers for each in filled):
-                self._fetch(batch, filled, check, reads_header)
-            elif check is not None and reads_header:
-                check.reason = MissReason.ARENA_FULL
-            for each in filled:  # before anybody is told, so that who is told finds the slots free
-                self._give_back_failed(each)
-            for each in filled:
-                self._deliver(each)
-        finally:
-            for each in filled:
-                self._arena.abandon_run(each.piece.shard, each.numbers)
-
-    def _fetch(self, batch: Batch, filled: list[_Filled], check: _HeaderCheck | None, reads_header: bool) -> None:
-        segment = batch.segment
-        ranges: list[Range] = []
-        into: list[memoryview] = []
-        verifier = Verifier()
-        whose: list[tuple[_Filled, int]] = []
-        for each in filled:
-            piece, first = each.piece, 0
-            for count, view in self._arena.pieces(piece.shard, each.numbers):
-                ranges.append(Range(piece.offset + first * piece.stride, len(view)))
-                into.append(view)
-                whose.append((each, first))
-                verifier.add(view, piece.length, piece.checksums[first : first + count])
-                first += count
-        header = aligned(HEADER_BYTES) if reads_header else None
-        if header is not None:
-            ranges.insert(0, Range(0, HEADER_BYTES))
-            into.insert(0, header)
-            verifier.lead_in()
-        queued_ns = perf_counter_ns() - batch.queued_ns
-        blocks = {each.piece.shard: 0 for each in filled}
-        for each in filled:
-            blocks[each.piece.shard] += len(each.numbers)
-        with reported(
-            self._store, Operation.READ, segment.path, nbytes=sum(r.length for r in ranges), blocks=sum(blocks.values()),
-            queued_ns=queued_ns, request_id=batch.owner.request_id, rank=segment.rank,
-        ) as report:  # fmt: skip
-            reading = perf_counter_ns()
-            try:
-                tally.progress = verifier
-                self._store.read(segment.path, ranges, into)
-                report.transfer_ns = perf_counter_ns() - reading - verifier.took_ns
-                if header is not None and check is not None:
-                    self._check_header(segment, header)
-                    check.reason = None
-                    check.done.set()
-                self._forget_wrong(segment, whose, verifier.finish(), report)
-                if check is not None and not reads_header:
-                    check.done.wait()  # who reads it began before
-                    if check.reason is not None:
-                        _fail_all(filled, check.reason)
-            except (StoreError, BadObject) as error:
-                report.transfer_ns = report.transfer_ns or perf_counter_ns() - reading
-                report.failed(error)
-                reason = MISS_OF.get(error.outcome, MissReason.STORE_DOWN)
-                _fail_all(filled, reason)
-                if reads_header and check is not None:
-                    check.reason = reason
-                self._give_up(segment, error)
-            report.verify_ns = perf_counter_ns() - reading - report.transfer_ns
-            segment.used_at = int(time())
-            with self._lock:
-                for shard, count in blocks.items():
-                    share = count / sum(blocks.values())
-                    batch.owner.times[shard].add(share, queued_ns, report.transfer_ns, report.verify_ns)
-
-    def _forget_wrong(
-        self, segment: Segment, whose: list[tuple[_Filled, int]], wrong_of: list[list[int]], report: Report
-    ) -> None:
-        wrong = 0
-        for (each, first), numbers in zip(whose, wrong_of, strict=True):
-            for number in numbers:
-                wrong += 1
-                each.failed[first + number] = MissReason.CORRUPT
-                self._index.quarantine_block(each.piece.run, each.piece.keys[first + number], Outcome.ALTERED)
-        if wrong:
-            report.outcome = Outcome.ALTERED
-            report.error = f"{wrong} of {report.blocks} blocks differ from their checksums"
-            _log.warning("tracekv: %s: %s; they are forgotten", segment.path, report.error)
-
-    def _give_up(self, segment: Segment, error: StoreError | BadObject) -> None:
-        if error.outcome in MISS_OF:
-            forgotten = self._index.quarantine_segment(segment, error.outcome)
-            _log.warning(
-                "tracekv: %s is %s, %d blocks forgotten: %s", segment.path, error.outcome.value, forgotten, error
-            )
-
-    def _check_header(self, segment: Segment, data: memoryview) -> None:
-        header = parse_header(data)
-        found = (
-            header.deployment, header.layout, header.namespace, header.writer, header.sequence, header.rank,
-            header.world, header.total_bytes,
-        )  # fmt: skip
-        expected = (
-            self._deployment, self._layout, segment.namespace, *segment.commit, segment.rank, segment.world, segment.size,
-        )  # fmt: skip
-        if found != expected:
-            raise BadObject(Outcome.FOREIGN, "segment that isn't the one its manifest names")
-        segment.is_checked = True
-
-    def _give_back_failed(self, filled: _Filled) -> None:
-        if filled.failed:
-            unfilled = [slot for number, slot in enumerate(filled.numbers) if number in filled.failed]
-            filled.numbers = [slot for number, slot in enumerate(filled.numbers) if number not in filled.failed]
-            self._arena.abandon_run(filled.piece.shard, unfilled)
-
-    def _deliver(self, filled: _Filled) -> None:
+    def _deliver(self, filled: FilledPiece) -> None:
         """Make verified blocks findable, pinned for whoever waits; say what failed."""
         piece, shard = filled.piece, filled.piece.shard
         good = [number for number in range(len(piece.keys)) if number not in filled.failed]
@@ -489,11 +348,6 @@ class Reader:
                 left = [number for number in reversed(numbers[ticket.taken :]) if number is not None]
                 self._arena.unpin_run(shard, left)
                 del numbers[ticket.taken :]
-
-
-def _fail_all(filled: list[_Filled], reason: MissReason) -> None:
-    for each in filled:
-        each.failed |= dict.fromkeys(range(len(each.numbers)), reason)
 
 
 def _neighbours(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
