@@ -23,7 +23,7 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Direction
 from tracekv.views import ids, names
-from tracekv.views._context import Context, both_ways, fail, one_way
+from tracekv.views._context import Context, fail, one_way
 from tracekv.views._moments import (
     drop_attributes,
     drop_event,
@@ -32,6 +32,7 @@ from tracekv.views._moments import (
     prefetch_event,
     store_span,
 )
+from tracekv.views._request_root import root_attributes
 from tracekv.views.facts import page_attributes
 from tracekv.views.model import Attributes, Event, Link, Span
 from tracekv.views.story import Story
@@ -284,7 +285,7 @@ class RequestTraces:
         caller, derived = context.caller(request_id), context.derived_trace(request_id)
         is_joined = caller is not None and caller.trace_id == known.trace
         parent = context.request_root(request_id) if known.part else caller.span_id if caller and is_joined else None
-        attributes = self._root_attributes(known)
+        attributes = root_attributes(context, story, known.part)
         root = self._context.span(names.REQUEST, known.trace, parent, 0, story.started_ns, story.ended_ns, attributes)
         root.span_id = known.root
         root.events = known.events
@@ -357,64 +358,6 @@ class RequestTraces:
         if self._context.facts.rank is not None:
             attributes[names.RANK] = self._context.facts.rank
         return self._context.span(names.LOOKUP, trace, parent, -6, record.started_ns, record.ended_ns, attributes)
-
-    def _root_attributes(self, known: _Open) -> Attributes:
-        context, story = self._context, known.story
-        loads, saves = (
-            {
-                group: (story.pages(way, group), story.nbytes(way, group))
-                for group in story.layer_groups()
-            }
-            for way in (Direction.LOAD, Direction.SAVE)
-        )  # fmt: skip
-        attributes: Attributes = {
-            names.REQUEST_ID: context.request_label(story.request_id),
-            names.OUTCOME: story.outcome,
-            names.QUERIES: story.queries,
-            names.QUERY_NS: story.query_ns,
-            names.WAITED_NS: story.waited_ns,
-            names.LOADED_TOKENS: story.tokens(Direction.LOAD),
-            names.SAVED_TOKENS: story.tokens(Direction.SAVE),
-            names.SCHEDULED_TOKENS: story.scheduled_tokens,
-            names.IS_ASYNC: story.is_async,
-            names.KEEPS_PAGES: story.keeps_pages,
-            **both_ways(context.facts, loads, saves),
-        }
-        loading = [moved for moved in story.moved if moved.direction is Direction.LOAD]
-        if loading:
-            attributes[names.QUEUED_NS] = sum(moved.queued_ns for moved in loading)
-            attributes[names.READ_NS] = sum(moved.read_ns for moved in loading)
-            attributes[names.VERIFY_NS] = sum(moved.verify_ns for moved in loading)
-            attributes[names.COPY_NS] = sum(moved.copy_ns for moved in loading)
-            attributes[names.STALL_NS] = sum(moved.stall_ns for moved in loading)
-        enqueued = story.enqueued_ns
-        if enqueued is not None and story.first_query_ns is not None:
-            attributes[names.ENQUEUED_NS] = max(0, story.first_query_ns - enqueued)
-        if story.rules:
-            attributes[names.RULES_BROKEN] = list(story.rules)
-        if story.client_id is not None:
-            attributes[names.GEN_AI_REQUEST_ID] = context.request_label(story.client_id)
-        told = {
-            names.PROMPT_TOKENS: story.prompt_tokens,
-            names.COMPUTED_TOKENS: story.computed_tokens,
-            names.STORED_TOKENS: story.stored_tokens,
-            names.STAGED_TOKENS: story.staged_tokens,
-            names.OFFERED_TOKENS: story.offered_tokens,
-            names.HONOURED_TOKENS: story.honoured_tokens,
-            names.BOUNDING_GROUP: story.bounding_layer_group,
-            names.MISS_REASON: None if story.miss_reason is None else story.miss_reason.value,
-            names.LORA: story.lora_id,
-            names.LOAD_TIERS: story.tiers(Direction.LOAD) or None,
-            names.SAVE_TIERS: story.tiers(Direction.SAVE) or None,
-            names.HELD_PAGES: story.held_pages or None,
-            names.HELD_NS: story.held_ns,
-            names.RANK: context.facts.rank,
-            names.RUN: ids.run_label(context.facts.run_id) if context.facts.run_id else None,
-            names.RECORDS_LOST: story.records_lost or None,
-            names.REQUEST_PART: known.part or None,
-        }
-        attributes.update({name: value for name, value in told.items() if value is not None})
-        return attributes
 
 
 CONCERNS_A_REQUEST = (QueryCall, AllocCall, FinishCall, CancelLoadCall, RequestResetCall)
