@@ -50,6 +50,7 @@ class Soaked(Engine):
         started, self.started = self.started, []
         saved, loaded = self.worker.get_finished([], started)
         assert saved == []
+        self.plans.clear()
         for request_id in loaded:
             running = self.held.pop(request_id)
             if running is not None:  # it was cancelled meanwhile otherwise
@@ -162,7 +163,8 @@ class Soak:
         scheduled = [
             (running, min(len(running.tokens) - running.position, chance.choice([B, 2 * B, LONGEST * B])))
             for running in engine.running
-            if chance.random() < 0.9
+            # What was just offered is run at once: its pins are for the next pass. Others may have to wait.
+            if not (running.is_reported or running.is_parked) or chance.random() < 0.9
         ]
         loads_of = {id(running): running.honoured for running, _ in scheduled if not running.is_reported}
         if not scheduled:

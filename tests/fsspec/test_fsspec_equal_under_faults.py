@@ -17,8 +17,9 @@ from tracekv.harness import Executor
 from tracekv.testing import faults
 from tracekv.testing.faults import FaultProxy, first, on
 from tracekv.testing.playing import model_of
-from tracekv_fsspec import Scheduler, Worker, reader
+from tracekv_fsspec import Scheduler, Worker, fetching
 from tracekv_fsspec.format import HEADER_BYTES
+from tracekv_fsspec.header_checks import HeaderChecks
 from tracekv_fsspec.parked import ParkedLoadFailed
 
 BLOCK, NEW, LENGTH = 16, 4, 7 * 16 + 5
@@ -110,10 +111,10 @@ def trusting(monkeypatch):
     """A reader that believes whatever came, or didn't come: the negative control."""
 
     def begin():
-        monkeypatch.setattr(reader, "_fail_all", lambda filled, reason: None)
-        monkeypatch.setattr(reader.Reader, "_forget_wrong", lambda *args: None)
-        monkeypatch.setattr(reader.Reader, "_give_up", lambda *args: None)
-        monkeypatch.setattr(reader.Reader, "_check_header", lambda *args: None)
+        monkeypatch.setattr(fetching, "_fail_all", lambda filled, reason: None)
+        monkeypatch.setattr(fetching.Fetcher, "_forget_wrong", lambda *args: None)
+        monkeypatch.setattr(fetching.Fetcher, "_give_up", lambda *args: None)
+        monkeypatch.setattr(HeaderChecks, "check", lambda *args: None)
 
     return begin
 

@@ -24,8 +24,9 @@ def soak(configure, monkeypatch, tmp_path):
     """One engine that promises what is staged and takes hints, and one that parks; both traced."""
     monkeypatch.setenv("TRACEKV_AGENT", "off")
     monkeypatch.setenv("TRACEKV_JOURNAL_DIR", str(tmp_path / "journals"))
+    monkeypatch.setenv("TRACEKV_BUDGET_PCT", "100")
     monkeypatch.setenv("TRACEKV_ENQUEUE_HOOK", "1")
-    monkeypatch.setattr("tracekv_fsspec.parking.PINS_S", 0.5)
+    monkeypatch.setattr("tracekv_fsspec.parking.PINS_S", 3.0)
     monkeypatch.setattr("tracekv_fsspec.requests.MAX_REQUESTS", 128)
     capture.shutdown()
     # 48 blocks; a prompt has up to 16, and four run at once.
