@@ -23,6 +23,7 @@ from tracekv.journal.records import (
     ClockAnchor,
     Drop,
     Finding,
+    FinishedCall,
     ProcessStarted,
     QueryCall,
     RequestResetCall,
@@ -134,6 +135,19 @@ def test_a_request_is_found_wherever_it_is_named(journal, request_id):
         assert [record for _, record in process.of_request(request_id)] == [reset(request_id), build]
         assert [record for _, record in process.of_request(request_id, BuildCall)] == [build]
         assert list(process.of_request(request_id, ClockAnchor)) == []
+
+
+def test_several_requests_are_found_in_one_pass_as_each_is_alone(journal):
+    for request_id in range(4):
+        journal.write(reset(request_id))
+    journal.write(FinishedCall(int(Callback.GET_FINISHED), 0, 9, 1, None, [1], [2], [1, 2], [], None))
+    journal.write(reset(1))
+    with scan([journal.path]) as found:
+        process = the_only(found)
+        together = process.of_requests(frozenset({1, 2, 77}))
+        assert together == {each: list(process.of_request(each)) for each in (1, 2, 77)}
+    assert [number for number, _ in together[1]] == [2, 5, 6]
+    assert together[77] == []
 
 
 def test_an_archive_and_the_ring_that_went_on_are_one_process(journal, tmp_path):

@@ -23,22 +23,17 @@ from tracekv.journal import archive, frames
 from tracekv.journal.archive import SourceState
 from tracekv.journal.frames import ArchiveScan, Kinds, Progress
 from tracekv.journal.layout import JournalFacts, JournalFormatError
+from tracekv.journal.naming import KINDS, LISTING, NAMING, TAGS, concerns, named_of
 from tracekv.journal.opening import files_of, is_archive, why_left_out
 from tracekv.journal.parallel import in_processes
 from tracekv.journal.reader import JournalState, RingReader
-from tracekv.journal.records import AnyRecord, ClockAnchor, Record, decode
+from tracekv.journal.records import ClockAnchor, Record, decode
 
 T = TypeVar("T")
 #: Told the bytes that are done, and those that there are.
 Tell = Callable[[int, int], object]
 
-_TAGS: dict[type[Record], int] = {kind: kind.__struct_config__.tag for kind in AnyRecord.__args__}
-_FIELDS = {kind: frozenset(kind.__struct_fields__) for kind in _TAGS}
-#: Kinds that name one request, and those that list some.
-_NAMING = tuple(kind for kind in _TAGS if "request_id" in _FIELDS[kind])
-_LISTS = ("request_ids", "saving_given", "loading_given", "saving_returned", "loading_returned")
-_LISTING = tuple(kind for kind in _TAGS if not _FIELDS[kind].isdisjoint(_LISTS))
-_DATED = frozenset(_TAGS[kind] for kind in _TAGS if "ended_ns" in _FIELDS[kind])
+_DATED = frozenset(TAGS[kind] for kind in KINDS if "ended_ns" in kind.__struct_fields__)
 #: Bytes from which on several cores share the work.
 _LARGE = 32 << 20
 #: Sequence numbers that are ordered at a time; after each turn the pages that were read are given back.
@@ -81,7 +76,7 @@ class ProcessScan:
 
     def count(self, *kinds: type[Record]) -> int:
         """Records of some kinds; those that lie in an archive and in a ring count twice here."""
-        tags = [_TAGS[kind] for kind in kinds]
+        tags = [TAGS[kind] for kind in kinds]
         return sum(len(s.kinds.by_tag[tag][0]) for s in self._strands for tag in tags if tag in s.kinds.by_tag)
 
     def select(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Record]:
@@ -101,7 +96,7 @@ class ProcessScan:
 
     def payloads(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
         """As :meth:`numbered`, encoded: for who wants to decode only a part of each."""
-        streams = self._streams([_TAGS[kind] for kind in kinds])
+        streams = self._streams([TAGS[kind] for kind in kinds])
         end = self.next_sequence if last is None else min(last, self.next_sequence)
         begins = [bisect_left(numbers, first) for numbers, _, _ in streams]
         turn_end = first
@@ -153,7 +148,7 @@ class ProcessScan:
     ) -> Iterator[tuple[int, Record]]:
         """Records that name a request, or list it, with their numbers; ``kinds`` narrows them down."""
         needle = msgspec.msgpack.encode(request_id)
-        wanted = [kind for kind in kinds or (*_NAMING, *_LISTING) if kind in _NAMING or kind in _LISTING]
+        wanted = [kind for kind in kinds or (*NAMING, *LISTING) if kind in NAMING or kind in LISTING]
         for sequence, payload in self.payloads(*wanted, first=first, last=last) if wanted else ():
             if needle in payload:
                 try:
@@ -161,8 +156,24 @@ class ProcessScan:
                 except msgspec.DecodeError:
                     self.undecodable += 1
                     continue
-                if _concerns(record, request_id):
+                if concerns(record, request_id):
                     yield sequence, record
+
+    def of_requests(
+        self, request_ids: frozenset[int], *, first: int = 0, last: int | None = None
+    ) -> dict[int, list[tuple[int, Record]]]:
+        """As :meth:`of_request`, for several requests in one pass; each has a list, be it empty."""
+        found: dict[int, list[tuple[int, Record]]] = {request_id: [] for request_id in request_ids}
+        for sequence, payload in self.payloads(*NAMING, *LISTING, first=first, last=last):
+            try:
+                named = named_of(payload, request_ids)
+                if named:
+                    record = decode(payload)
+                    for request_id in named:
+                        found[request_id].append((sequence, record))
+            except msgspec.DecodeError:
+                self.undecodable += 1
+        return found
 
     def sequence_at(self, at_ns: int) -> int:
         """The number from which on records end at ``at_ns`` (monotonic) or later, as far as they lie in the order of their times."""
@@ -394,12 +405,6 @@ def _workers(nbytes: int) -> int:
 
 def _all_numbers(kinds: Sequence[Kinds]) -> set[int]:
     return {number for each in kinds for numbers, _ in each.by_tag.values() for number in numbers}
-
-
-def _concerns(record: Any, request_id: int) -> bool:
-    if type(record) in _NAMING:
-        return bool(record.request_id == request_id)
-    return any(request_id in getattr(record, name, ()) for name in _LISTS)
 
 
 def _ended_ns(strand: _Strand, place: int) -> int:

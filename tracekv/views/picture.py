@@ -95,13 +95,17 @@ class Many(msgspec.Struct):
 class Picture:
     """Takes bars of one process, in any order, and keeps at most ``most`` of them, whole or as :class:`Many`.
 
+    Args:
+        most: Bars that are kept.
+        width_ns: What it begins with; it grows where that isn't enough.
+
     Attributes:
         width_ns: Bars shorter than this may be drawn as one with their neighbours; 0 while each is as it is.
         bars: How many were taken.
     """
 
-    def __init__(self, most: int = MOST_BARS) -> None:
-        self.width_ns = 0
+    def __init__(self, most: int = MOST_BARS, width_ns: int = 0) -> None:
+        self.width_ns = width_ns
         self.bars = 0
         self._most = most
         self._whole: dict[Lane, list[Bar]] = {}

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tracekv._version import __version__
 from tracekv.journal.parallel import in_processes
-from tracekv.journal.records import (
-    LayerHooks,
-)
+from tracekv.journal.records import BindCall, Call, LayerHooks
 from tracekv.journal.scan import Scan
 from tracekv.journal.vocabulary import Direction
 from tracekv.views.bar_facts import bar_facts
 from tracekv.views.clock import unix_offsets
+from tracekv.views.coarse import OTHERS, Into, take_calls, take_hooks
 from tracekv.views.explain import Explanation, explain
 from tracekv.views.picture import MOST_BARS, Many, Picture
 from tracekv.views.process_data import process_data
@@ -27,16 +26,18 @@ from tracekv.views.requests import RequestRow, rows_of
 from tracekv.views.runs import Run, Segment, runs_of
 from tracekv.views.summary import Summary, SummaryView
 from tracekv.views.summary_data import summary_data
-from tracekv.views.timeline import Bar, Row, Timeline
+from tracekv.views.timeline import Row, Timeline
 from tracekv.views.tracks import Tracks
 from tracekv.views.verdict import verdict
 
 #: Requests that are listed; and of these, those whose time is explained and whose bars are drawn one by one.
 MOST_LISTED = 500
 MOST_EXPLAINED = 100
-#: Records that explaining may pass over, in all: what an answer of seconds allows.
-_MOST_PASSED = 1_500_000
 _FORK_FROM = 50_000
+#: Records of a process from which on its calls are taken in bulk.
+LARGE = 50_000
+#: Records at either end of a process that tell how long it ran, and lanes that share its bars.
+_EDGE, _LANES = 256, 16
 
 Data = dict[str, Any]
 
@@ -98,11 +99,12 @@ class ReportData:
         tell(1, 3)
         listed = self._listed(rows)
         keys = self._worth_explaining(listed)
+        of_runs = {run: [request_id for at, request_id in keys if at == run] for run, _ in keys}
         told = self._map(
-            [functools.partial(self._explain, *key) for key in keys],
-            [sum(segment.last - segment.first for segment in self.runs[run].segments) for run, _ in keys],
+            [functools.partial(self._explain, *each) for each in of_runs.items()],
+            [sum(segment.last - segment.first for segment in self.runs[run].segments) for run in of_runs],
         )
-        explained = {key: each for key, each in zip(keys, told, strict=True) if each is not None}
+        explained = {key: each for of_run in told for key, each in of_run.items()}
         tell(2, 3)
         window = self._window(explained)
         parts = self._map(
@@ -149,19 +151,18 @@ class ReportData:
         return [each for each in found if each[0] in keys]
 
     def _worth_explaining(self, listed: Sequence[tuple[tuple[int, int], RequestRow]]) -> list[tuple[int, int]]:
-        passed, keys = 0, list[tuple[int, int]]()
-        for key, _ in sorted(listed, key=lambda each: -each[1].kv_ns)[:MOST_EXPLAINED]:
-            passed += sum(segment.last - segment.first for segment in self.runs[key[0]].segments)
-            if keys and passed > _MOST_PASSED:
-                break
-            keys.append(key)
-        return keys
+        return [key for key, _ in sorted(listed, key=lambda each: -each[1].kv_ns)[:MOST_EXPLAINED]]
 
-    def _explain(self, number: int, request_id: int) -> Explained | None:
-        """May run in a child."""
-        run = self.runs[number]
-        told = explain(run, request_id, hashed=self._hashed)
-        return None if told is None else Explained(told.started_unix_ns, told.whole_ns, self._told(run, told))
+    def _explain(self, number: int, request_ids: Sequence[int]) -> dict[tuple[int, int], Explained]:
+        """Some requests of a run. May run in a child."""
+        run, found = self.runs[number], {}
+        for segment in run.segments:
+            segment.learn(frozenset(request_ids))
+        for request_id in request_ids:
+            told = explain(run, request_id, hashed=self._hashed)
+            if told is not None:
+                found[number, request_id] = Explained(told.started_unix_ns, told.whole_ns, self._told(run, told))
+        return found
 
     def _row(self, key: tuple[int, int], row: RequestRow, told: Explained | None) -> Data:
         run = self.runs[key[0]]
@@ -251,12 +252,19 @@ class ReportData:
 
     def _part(self, run: Run, segment: Segment, window: tuple[int, int] | None) -> Part:
         """One pass over a process's records. May run in a child."""
-        view, timeline = SummaryView(), Timeline()
-        picture = Picture(max(1000, self._most_bars // len(self._segments)))
         offset = self._offset(segment)
         begin, end = (0, 1 << 63) if window is None else (window[0] - offset, window[1] - offset)
-        take = functools.partial(_take, picture, begin, end)
-        for record in segment.select():
+        most = max(1000, self._most_bars // len(self._segments))
+        if segment.last - segment.first >= LARGE:
+            into = Into(SummaryView(), Timeline(segment.facts), Picture(most, _width(segment, most)), begin, end)
+            take_calls(segment, into)
+            take_hooks(segment, into)
+            kinds = OTHERS
+        else:
+            into = Into(SummaryView(), Timeline(), Picture(most), begin, end)
+            kinds = ()
+        view, timeline, picture = into.view, into.timeline, into.picture
+        for record in segment.select(*kinds):
             view.feed(record)
             if type(record) is LayerHooks and picture.width_ns:
                 blocks = timeline.hook_blocks(record)
@@ -265,8 +273,8 @@ class ReportData:
                         if block.last_ns >= begin and block.first_ns <= end:
                             picture.add_block(block)
                     continue
-            take(timeline.feed(record))
-        take(timeline.close())
+            into.take(timeline.feed(record))
+        into.take(timeline.close())
         return Part(view.summary, self._drawn(run, segment, picture))
 
     def _drawn(self, run: Run, segment: Segment, picture: Picture) -> Data:
@@ -343,10 +351,16 @@ class ReportData:
         return notes
 
 
-def _take(picture: Picture, begin: int, end: int, bars: Iterable[Bar]) -> None:
-    for bar in bars:
-        if bar.end_ns >= begin and bar.start_ns <= end:
-            picture.add(bar)
+def _width(segment: Segment, most: int) -> int:
+    """A power of two that is about as wide as bars have to be: some lanes share what may be drawn."""
+    times = [
+        record.started_ns
+        for first, last in ((segment.first, segment.first + _EDGE), (segment.last - _EDGE, segment.last))
+        for record in segment.select(Call, BindCall, first=first, last=last)
+        if isinstance(record, Call)
+    ]
+    span = max(times) - min(times) if times else 0
+    return 1 << max(12, (span * _LANES // most).bit_length() - 1)
 
 
 def _begun(bar: list[Any]) -> tuple[int, int]:

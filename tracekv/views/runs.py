@@ -40,6 +40,7 @@ class Segment:
         self.begins_ns = next((_began(record) for record in self.select(Call)), 0)
         self.ends_ns = 1 << 63
         self._named: dict[int, list[tuple[int, Record]]] = {}
+        self._learnt: dict[int, list[tuple[int, Record]]] = {}
         latest = process.anchors()[-1]
         self.offset_ns = latest.wall_ns - latest.monotonic_ns
 
@@ -57,9 +58,13 @@ class Segment:
         """Whether a record of some kinds names a request."""
         return any(True for _ in self.process.of_request(request_id, *kinds, first=self.first, last=self.last))
 
+    def learn(self, request_ids: frozenset[int]) -> None:
+        """Look for the records of several requests in one pass, for :meth:`of_request` to know."""
+        self._learnt = self.process.of_requests(request_ids, first=self.first, last=self.last)
+
     def of_request(self, request_id: int) -> list[tuple[int, Record]]:
         """The records that name a request, or list it, with their numbers; kept, since each question about it asks for them."""
-        found = self._named.get(request_id)
+        found = self._learnt.get(request_id, self._named.get(request_id))
         if found is None:
             found = list(self.process.of_request(request_id, first=self.first, last=self.last))
             self._named = {**dict(list(self._named.items())[-_KEPT:]), request_id: found}

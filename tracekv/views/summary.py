@@ -6,7 +6,7 @@ Summaries of several processes merge, and encode with msgspec, so that each proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import sub
 from typing import Any
@@ -57,15 +57,16 @@ class Durations(msgspec.Struct):
         bucket = _bucket(duration_ns)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
 
-    def add_all(self, durations_ns: Sequence[int]) -> None:
-        """Count a call of each duration; none is below 0."""
-        if not durations_ns:
-            return
-        self.calls += len(durations_ns)
-        self.total_ns += sum(durations_ns)
-        self.max_ns = max(self.max_ns, *durations_ns)
+    def add_all(self, durations_ns: Mapping[int, int]) -> None:
+        """Count calls, ``{duration: calls}``."""
         buckets = self.buckets
-        for bucket, calls in Counter(map(_bucket, durations_ns)).items():
+        for duration_ns, calls in durations_ns.items():
+            duration_ns = max(0, duration_ns)
+            self.calls += calls
+            self.total_ns += duration_ns * calls
+            if duration_ns > self.max_ns:
+                self.max_ns = duration_ns
+            bucket = _bucket(duration_ns)
             buckets[bucket] = buckets.get(bucket, 0) + calls
 
     def merge(self, other: Durations) -> None:
@@ -240,6 +241,11 @@ class SummaryView:
         if take is not None:
             take(self, record)
 
+    def called(self, callback: int, durations_ns: Mapping[int, int]) -> None:
+        """Take calls of which nothing but their durations is to be counted, ``{duration: calls}``, and no records."""
+        if durations_ns:
+            self._callback(callback).durations.add_all(durations_ns)
+
     def _query(self, record: QueryCall) -> None:
         summary = self.summary
         summary.queries += 1
@@ -315,7 +321,7 @@ class SummaryView:
             # Not called, or an end of 0: it raised, and has a record of its own.
             took = [max(0, end - start) for start, end in zip(starts, ends, strict=True) if start and end]
         if took:
-            self._callback(callback).durations.add_all(took)
+            self._callback(callback).durations.add_all(Counter(took))
 
     def _group(self, layer_group: int) -> GroupSummary:
         group = self.summary.layer_groups.setdefault(layer_group, GroupSummary(layer_group))

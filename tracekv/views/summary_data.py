@@ -38,7 +38,7 @@ def summary_data(summary: Summary) -> Data:
                 "name": name, "calls": each.durations.calls, "errors": each.errors, "total_ns": each.durations.total_ns,
                 "p50_ns": each.durations.p50_ns, "p99_ns": each.durations.p99_ns, "max_ns": each.durations.max_ns,
             }
-            for name, each in sorted(summary.callbacks.items(), key=lambda pair: -pair[1].durations.total_ns)
+            for name, each in sorted(summary.callbacks.items(), key=lambda pair: (-pair[1].durations.total_ns, pair[0]))
         ],
         "groups": [_group(summary.layer_groups[group]) for group in sorted(summary.layer_groups)],
         "misses": _tally(summary.misses, words.get("miss_reason", {})),

@@ -99,7 +99,7 @@ _WAIT, _SAVE = Callback.WAIT_FOR_LAYER_LOAD.method, Callback.SAVE_KV_LAYER.metho
 _EVENTS = Lane(Row.EVENTS)
 _LOOKUPS = Lane(Row.LOOKUPS)
 _SIDES = {Side.SCHEDULER: Lane(Row.SCHEDULER), Side.WORKER: Lane(Row.WORKER)}
-_PASSES = Lane(Row.PASSES)
+PASSES = Lane(Row.PASSES)
 _IDLE = Lane(Row.IDLE)
 _COUNTED = Lane(Row.COUNTED)
 
@@ -209,7 +209,7 @@ class Timeline:
         blocks = []
         for method, payload in ((_WAIT, record.waits), (_SAVE, record.saves)):
             times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
-            for group, (first, last) in self._spans_of_groups(len(times) // 2):
+            for group, (first, last) in self.spans_of_groups(len(times) // 2):
                 starts, ends = times[2 * first : 2 * last : 2], times[2 * first + 1 : 2 * last : 2]
                 if 0 in starts or 0 in ends:
                     pairs = [(start, end) for start, end in zip(starts, ends, strict=True) if start and end]
@@ -220,7 +220,7 @@ class Timeline:
                     blocks.append(Block(lane, min(starts), max(ends), len(took), sum(took), max(took), method))
         return blocks
 
-    def _spans_of_groups(self, layers: int) -> list[tuple[int, tuple[int, int]]]:
+    def spans_of_groups(self, layers: int) -> list[tuple[int, tuple[int, int]]]:
         """Runs of layers that are of one group, as ``(group, (first, last + 1))``."""
         if self._spans is None or self._spans[0] != layers:
             spans: list[tuple[int, tuple[int, int]]] = []
@@ -236,8 +236,7 @@ class Timeline:
     def _call(self, record: Call) -> list[Bar]:
         known = self._names.get(record.callback)
         if known is None:
-            side, method = callback_name(record.callback)
-            known = self._names[record.callback] = (_SIDES[side], method)
+            known = self._names[record.callback] = lane_of(record.callback)
         start = record.started_ns
         requests = () if type(record) is Call else requests_of(record)
         bars = [Bar(*known, start, max(start, record.ended_ns), requests, record.step, -1, record.error, record)]
@@ -245,7 +244,7 @@ class Timeline:
             self._pass_step, self._pass_start_ns = record.step, record.started_ns
         elif record.callback == Callback.WAIT_FOR_SAVE and self._pass_step == record.step:
             name = f"pass {record.step}"
-            bars.append(_bar(_PASSES, name, self._pass_start_ns, record.ended_ns, record, step=record.step))
+            bars.append(_bar(PASSES, name, self._pass_start_ns, record.ended_ns, record, step=record.step))
             self._pass_step = -1
         return bars
 
@@ -272,6 +271,12 @@ class Timeline:
             record.step,
             record.error,
         )
+
+
+def lane_of(callback: int) -> tuple[Lane, str]:
+    """Where the bars of a callback lie, and their name."""
+    side, method = callback_name(callback)
+    return _SIDES[side], method
 
 
 def _bar(

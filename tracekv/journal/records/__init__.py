@@ -92,6 +92,7 @@ __all__ = [
     "WatchGapSeen",
     "WatchReport",
     "decode",
+    "in_ns",
 ]
 
 AnyRecord = (
@@ -138,9 +139,14 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyRecord)
 def decode(payload: bytes | memoryview) -> Record:
     """The record in ``payload``; msgspec.DecodeError where it is none of this version's."""
     record: Record = _decoder.decode(payload)
-    if type(record) is LayerHooks and record.in_seconds:
-        return LayerHooks(record.step, _in_ns(record.waits), _in_ns(record.saves))
-    return record
+    return in_ns(record) if type(record) is LayerHooks else record
+
+
+def in_ns(record: LayerHooks) -> LayerHooks:
+    """A pass's hooks with their times as :func:`decode` gives them, be they stored in seconds or not."""
+    if not record.in_seconds:
+        return record
+    return LayerHooks(record.step, _in_ns(record.waits), _in_ns(record.saves))
 
 
 def _in_ns(seconds: bytes) -> bytes:

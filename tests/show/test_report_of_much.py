@@ -1,0 +1,106 @@
+"""A large run is taken in bulk: the report counts the same, and says the same of every lane."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.show.conftest import Write
+from tests.views.sample_run import bound, bring_up, call, idle
+from tracekv.bench.journals import write_journals
+from tracekv.journal.records import LayerHooks
+from tracekv.journal.scan import scan
+from tracekv.journal.vocabulary import Callback
+from tracekv.views import report_data
+from tracekv.views.report_data import ReportData
+
+_US = 1_000
+_PASS_NS = 100 * _US
+
+
+@pytest.fixture(scope="module")
+def much(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("much")
+    write_journals(folder, 6_000, runs=1)
+    return folder
+
+
+def built(folder: Path, monkeypatch: pytest.MonkeyPatch, *, large: int) -> dict[str, Any]:
+    monkeypatch.setattr(report_data, "LARGE", large)
+    with scan([folder]) as found:
+        return ReportData(found, most_bars=4000).build(None)
+
+
+def lanes(told: dict[str, Any]) -> Counter[tuple[str, str, str]]:
+    """Bars and the time that they were busy, by process and lane."""
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for at, process in enumerate(told["timeline"]["processes"]):
+        for lane in process["lanes"]:
+            for _, _, length, _, count, _, facts in lane["bars"]:
+                sums[f"{at} {process['name']}", lane["label"], "bars"] += count
+                sums[f"{at} {process['name']}", lane["label"], "busy"] += facts["busy_ns"] if count > 1 else length
+    return sums
+
+
+def test_a_run_taken_in_bulk_has_the_numbers_and_the_lanes_of_one_taken_record_by_record(
+    much: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one, in_bulk = built(much, monkeypatch, large=1 << 40), built(much, monkeypatch, large=1)
+
+    assert in_bulk["summary"] == one_by_one["summary"]
+    assert in_bulk["requests"] == one_by_one["requests"]
+    assert lanes(in_bulk) == lanes(one_by_one)
+    assert in_bulk["timeline"]["width_ns"] > 0
+    assert in_bulk["timeline"]["drawn"] <= 4000 < in_bulk["timeline"]["bars"] == one_by_one["timeline"]["bars"]
+
+
+def passes(*, in_seconds: bool) -> list[Any]:
+    """Three hundred passes of two layers; in some a layer isn't called or raises, a call raises, or polls come in numbers."""
+    records: list[Any] = bring_up()
+    for step in range(1, 301):
+        at = step * _PASS_NS
+        waits = [(at + 20 * _US, at + 22 * _US), (at + 30 * _US, at + 33 * _US)]
+        saves = [(at + 25 * _US, at + 27 * _US), (at + 35 * _US, at + 36 * _US)]
+        if step % 100 == 0:
+            waits[1] = (0, 0)
+        if step % 130 == 0:
+            saves[1] = (at + 35 * _US, 0)
+        one, other = (struct.pack("4q", *(t for pair in pairs for t in pair)) for pairs in (waits, saves))
+        if in_seconds:
+            one, other = (struct.pack("4d", *(t / 1e9 for t in struct.unpack("4q", each))) for each in (one, other))
+        raised = "ValueError" if step % 50 == 0 else None
+        records += [
+            bound(step, at, at + 5 * _US),
+            call(Callback.START_LOAD_KV, at + 6 * _US, at + 10 * _US, step, raised),
+            LayerHooks(step, one, other, in_seconds),
+            call(Callback.WAIT_FOR_SAVE, at + 40 * _US, at + (90 if step == 7 else 44) * _US, step),
+            idle(step, 3 if step % 70 == 0 else 1, at + 50 * _US, at + 52 * _US, 2 * _US),
+        ]
+    return records
+
+
+@pytest.mark.parametrize("in_seconds", [False, True])
+def test_what_raised_and_what_was_not_called_is_told_in_bulk_as_one_by_one(
+    write: Write, monkeypatch: pytest.MonkeyPatch, *, in_seconds: bool
+) -> None:
+    folder = write(passes(in_seconds=in_seconds))
+    one_by_one, in_bulk = built(folder, monkeypatch, large=1 << 40), built(folder, monkeypatch, large=1)
+
+    assert in_bulk["summary"] == one_by_one["summary"]
+    assert {each["errors"] for each in in_bulk["summary"]["callbacks"] if each["name"] == "worker.start_load_kv"} == {6}
+    assert lanes(in_bulk) == lanes(one_by_one)
+
+
+def test_the_sums_tell_one_call_more(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The negative control of the tests above.
+    records = passes(in_seconds=False)
+    more = [*records, msgspec.structs.replace(records[-2], started_ns=records[-2].ended_ns)]
+    fewer, told = (built(write(each, name), monkeypatch, large=1) for each, name in ((records, "a"), (more, "b")))
+
+    assert told["summary"] != fewer["summary"]
+    assert lanes(told) != lanes(fewer)
