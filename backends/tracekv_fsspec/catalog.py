@@ -155,7 +155,12 @@ class Catalog:
             there = {commit for commit, is_tombstone, _ in listed.values() if not is_tombstone}
             for commit in known - there:
                 self._index.remove(commit, for_good=False)
+            self._index.forget_removed(there)
             self._index.looked_at(again)
+            # A writer that comes back to life after all begins at its first commit that is there then.
+            for writer in self._cursors.keys() - set(live) - {commit.writer for commit, _, _ in listed.values()}:
+                del self._cursors[writer]
+                del self._seen_at[writer]
         return [each for each in listed.values() if self._is_new(each[0], again)]
 
     def _is_new(self, commit: Commit, again: set[Commit]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse, islice, pairwise
 from time import monotonic
 from typing import NamedTuple
@@ -236,6 +236,11 @@ class Index:
             self._doubted.pop(commit, None)
             self._doubt_shadowed(commit)
             return sum(self._forget_segment(segment, None) for segment in self._commits.pop(commit, ()))
+
+    def forget_removed(self, listed: Collection[Commit]) -> None:
+        """Commits that were removed for good and whose manifests are gone needn't be remembered: nobody reads them any more."""
+        with self._lock:
+            self._removed.intersection_update(listed)
 
     def commits(self) -> set[Commit]:
         """What is known now."""

@@ -27,7 +27,8 @@ def soak(configure, monkeypatch, tmp_path):
     monkeypatch.setenv("TRACEKV_BUDGET_PCT", "100")
     monkeypatch.setenv("TRACEKV_ENQUEUE_HOOK", "1")
     monkeypatch.setattr("tracekv_fsspec.parking.PINS_S", 3.0)
-    monkeypatch.setattr("tracekv_fsspec.requests.MAX_REQUESTS", 128)
+    monkeypatch.setattr("tracekv_fsspec.requests.MAX_REQUESTS", 32)
+    monkeypatch.setattr("tracekv_fsspec.prefetch.MOST_HINTS", 64)
     capture.shutdown()
     # 48 blocks; a prompt has up to 16, and four run at once.
     shared = {"arena_bytes": 48 * 2 * 4 * KIB, "refresh_ms": 200, "read_deadline_ms": 20_000}
@@ -78,7 +79,7 @@ def soaked(soak, requests, tmp_path):
 def test_a_long_trace_is_right_and_leaves_nothing_behind(soak, tmp_path):
     soaked(soak, 500, tmp_path)
     for found in settled(soak):
-        assert found["requests"] <= 128
+        assert found["requests"] <= 32
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.store.node import DEPLOYMENT, FULL, MIB, keys
 from tracekv.cli.app import app
 from tracekv.journal.vocabulary import MissReason, Outcome
+from tracekv_fsspec import catalog as catalogs
 from tracekv_fsspec import removal
 from tracekv_fsspec.inventory import survey, verify
 from tracekv_fsspec.keys import namespace_digest
@@ -252,3 +253,23 @@ def test_an_engine_notices_what_was_deleted_without_a_tombstone(kept, node, tmp_
     engine.stager.catalog._round = 0  # the k-th refresh, which lists everything
     engine.stager.catalog.refresh()
     assert engine.stager.prefix(FULL, keys(4), 0) == 0
+
+
+def test_an_engine_remembers_nothing_of_what_was_cleaned_away(node, url, monkeypatch):
+    """Of a store that is cleaned for months, what is there counts, not what was."""
+    one, reader = node(), node()
+    catalog = reader.stager.catalog
+    for seed in range(5):
+        one.save(keys(2, seed=seed))
+        catalog.refresh()
+        as_json("gc", "--store", url, "--high", "1", "--low", "0", "--grace", "0")
+    one.save(keys(2, seed=9))
+    monkeypatch.setattr(catalogs, "LIVE_S", 0.0)
+    for _ in range(2 * catalogs.FULL_EVERY):
+        catalog.refresh()
+    index = reader.stager.index
+    assert (len(index), len(index.commits()), len(index._removed)) == (2, 1, 0)
+    there = {grave.entry.path.split("/")[-2] for grave in survey(open_store(url)).graves}
+    assert {writer.hex() for writer in catalog._cursors} == there | {commit.writer.hex() for commit in index.commits()}
+    assert catalog._seen_at.keys() == catalog._cursors.keys()
+    assert reader.stage(keys(2, seed=9))[1] == 2
