@@ -1,34 +1,13 @@
-"""Fixtures: settings of the backend, records of a run, and stores of each kind."""
+"""Settings of the backend, and engines that are stopped at the end."""
 
 from __future__ import annotations
 
-import uuid
-
-import fsspec
 import pytest
 
-from tests.fsspec.faulty import FaultyFileSystem
-from tracekv.journal.current import current
-from tracekv.journal.memory import MemoryJournal
+from tests.fsspec.engine import Engine
+from tests.support.stores import any_url, faulty, records
 
-
-class Records:
-    """What was reported since the test began."""
-
-    def __init__(self, journal):
-        self._journal = journal
-
-    def of(self, kind):
-        found, _, lost = self._journal.read(0)
-        assert not lost
-        return [record for record in found if type(record) is kind]
-
-
-@pytest.fixture
-def records(monkeypatch):
-    journal = MemoryJournal()
-    monkeypatch.setattr(current, "journal", journal)
-    return Records(journal)
+__all__ = ["any_url", "faulty", "records"]
 
 
 @pytest.fixture
@@ -56,22 +35,14 @@ def configure(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def faulty():
-    """The faulty file system, empty and without faults."""
-    FaultyFileSystem.reset()
-    yield FaultyFileSystem
-    FaultyFileSystem.reset()
+def engines():
+    """Make engines, and stop them at the end."""
+    made = []
 
+    def make(*args, **kwargs):
+        made.append(Engine(*args, **kwargs))
+        return made[-1]
 
-@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.s3)])
-def any_url(request, tmp_path):
-    """A URL of each kind, with nothing below it."""
-    name = uuid.uuid4().hex
-    if request.param == "file":
-        yield (tmp_path / "store").as_uri()
-    elif request.param == "memory":
-        fsspec.filesystem("memory").makedirs(name)
-        yield f"memory://{name}"
-        fsspec.filesystem("memory").rm(name, recursive=True)
-    else:
-        yield f"s3://{request.getfixturevalue('s3').bucket}/{name}"
+    yield make
+    for engine in made:
+        engine.stop()

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from tests.fsspec.engine import B, Engine, prompt
+from tests.fsspec.engine import B, prompt
 from tracekv.harness import Executor, build_model
 from tracekv.harness.versions import RuntimeVersion
 from tracekv.journal.records import Lookup
@@ -319,19 +319,6 @@ def test_a_version_that_rewinds_the_cursor_wastes_the_load_and_stays_right(store
     executor.run()
     assert request.passes[0][0] == 0
     assert request.output_tokens == alone(model, PROMPT).output_tokens
-
-
-@pytest.fixture
-def engines():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Engine(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.stop()
 
 
 SMALL = prompt(6)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.fsspec.engine import B, Engine, prompt
+from tests.fsspec.engine import B, prompt
 from tracekv.journal.records import Drop, Transfer
 from tracekv.journal.vocabulary import Direction, DropReason
 from tracekv_fsspec.backlog import MEASURED_BYTES, Backlog
@@ -31,19 +31,6 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
-
-
-@pytest.fixture
-def engines():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Engine(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.stop()
 
 
 def test_nothing_is_refused_for_its_time_before_a_commit_was_measured(clock):

@@ -8,25 +8,11 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.fsspec.engine import POISON, B, Engine, LlmArgs, prompt
+from tests.fsspec.engine import POISON, B, LlmArgs, prompt
 from tracekv.journal.records import Drop, Lookup, StoreOperation, Transfer
 from tracekv.journal.vocabulary import Direction, DropReason, MissReason, Operation, Outcome, Tier
 
 TWO_GROUPS = (None, 2 * B + 1)
-
-
-@pytest.fixture
-def engines():
-    """Make engines, and stop them at the end."""
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Engine(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.stop()
 
 
 def stored(engines, tokens, windows=(None,), **more):

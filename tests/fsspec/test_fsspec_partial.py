@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tracekv
-from tests.fsspec.engine import B, Engine, prompt
+from tests.fsspec.engine import B, prompt
 from tracekv import capture
 from tracekv.contract import reading
 from tracekv.harness import Executor, build_model
@@ -168,19 +168,6 @@ def test_an_offer_honoured_in_part_inside_a_block_is_right(model, partial):
     (warm,) = with_connector(model, prompt_tokens, chunk_tokens=2 * BLOCK, grow_limit=0)
     assert 0 < warm.honoured_tokens < len(prompt_tokens) - 1
     assert warm.output_tokens == cold.output_tokens
-
-
-@pytest.fixture
-def engines():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Engine(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.stop()
 
 
 def test_a_tail_is_stored_once_with_its_count_in_the_pass_of_its_last_chunk(engines, partial, records, tmp_path):

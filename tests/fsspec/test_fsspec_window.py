@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.fsspec.engine import B, Engine, prompt
+from tests.fsspec.engine import B, prompt
 from tracekv.harness import Executor, build_model
 from tracekv.journal.records import Lookup
 from tracekv.journal.vocabulary import MissReason
@@ -18,19 +18,6 @@ from tracekv_fsspec.saving import SavePlanner
 WINDOW = 2 * B + 1
 WINDOWS = (None, WINDOW)
 TOKENS = prompt(8)
-
-
-@pytest.fixture
-def engines():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Engine(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.stop()
 
 
 @pytest.fixture
