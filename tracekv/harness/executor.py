@@ -16,6 +16,7 @@ from tracekv.harness.cache_v2 import CacheV2
 from tracekv.harness.collectives import Collectives, OneRank
 from tracekv.harness.ending import Requests
 from tracekv.harness.forward import ForwardStep, Launched
+from tracekv.harness.host_loop import HostLoop
 from tracekv.harness.manager import KvCacheConnectorManager
 from tracekv.harness.models import model_shape
 from tracekv.harness.requests import Batch, Request, RequestState
@@ -106,7 +107,6 @@ class Executor:
         self._ranks: Collectives = collectives or OneRank(pickled=pickle_metadata)
         self._shape = model_shape(model)
         self._mode = mode
-        self._overlap = overlap
         self._stop_tokens = stop_tokens
         self._attention_dp = attention_dp
         self.calls: Counter[str] = Counter()
@@ -151,7 +151,7 @@ class Executor:
             cancel_waits_for_transfers=attention_dp,
             tells_of_resets=version.tells_of_cancelled_loads,
         )
-        self._previous: Launched | None = None
+        self._host = HostLoop(self._requests, overlap=overlap)
         self._next_id = 1 + self._ranks.rank if attention_dp else 1
         self._forward.warm_up()
         if self._manager is not None:
@@ -309,7 +309,7 @@ class Executor:
     @property
     def has_work(self) -> bool:
         """A request is waiting, running, parked or being saved, or a transfer is under way; suspended ones don't count."""
-        return self._requests.have_work or self._previous is not None
+        return self._requests.have_work or self._host.is_behind
 
     def run(self, *, max_idle_passes: int | None = None) -> None:
         """Run passes until there is nothing left to do.
@@ -345,13 +345,13 @@ class Executor:
             launched = self._launch(batch)
         elif self._manager is not None:
             self._manager.handle_metadata()
-        self._finish_late(launched) if self._overlap else self._finish(launched)
+        self._host.finish(launched)
         requests.poll()
         return scheduled
 
     def _is_waiting(self) -> bool:
         ready = any(not request.is_suspended for request in self._requests.active)
-        return not ready or self._previous is not None or self._requests.wait_for_transfers
+        return not ready or self._host.is_behind or self._requests.wait_for_transfers
 
     def shutdown(self) -> None:
         """Call the connector's ``shutdown`` where it has one; the runtime itself never does (contract.md section 1.1)."""
@@ -383,34 +383,6 @@ class Executor:
             _log.exception("tracekv: a forward failed; %d active requests end here", len(self._requests.active))
             self._requests.fail(error)
             return None
-
-    def _finish(self, launched: Launched | None) -> None:
-        """What follows a forward, pass by pass."""
-        requests = self._requests
-        if launched is None:
-            return
-        requests.advance(launched)
-        requests.take_tokens(launched)
-        requests.commit_context(launched.batch)
-        requests.announce(launched.batch)
-        requests.handle_cancelled()
-        requests.respond()
-        requests.commit_generation(launched.batch)
-
-    def _finish_late(self, launched: Launched | None) -> None:
-        """The overlap loop: the host learns the tokens of a pass when the next one is under way, and acts on them then."""
-        requests, previous = self._requests, self._previous
-        self._previous = launched
-        if previous is not None:
-            requests.take_tokens(previous)
-            requests.announce(previous.batch)
-        if launched is not None:
-            requests.advance(launched)
-            requests.commit_context(launched.batch)
-        if previous is not None:
-            requests.handle_cancelled()
-            requests.respond()
-            requests.commit_generation(previous.batch)
 
     def _anyone(self, has: bool) -> bool:
         """Under attention data parallelism, whether any rank has it: no rank runs a forward without the others."""
