@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.traced import records
 from tracekv import capture
-from tracekv.journal.current import current
+
+__all__ = ["records"]
 
 
 @pytest.fixture(autouse=True)
@@ -16,16 +18,3 @@ def _own_session(monkeypatch, tmp_path):
     capture.shutdown()
     yield
     capture.shutdown()
-
-
-@pytest.fixture
-def records():
-    """Everything recorded so far, optionally of one kind."""
-
-    def read(kind=object):
-        assert current.journal is not None, "nothing is traced"
-        found, _, lost = current.journal.read(0)
-        assert lost == 0
-        return [record for record in found if isinstance(record, kind)]
-
-    return read

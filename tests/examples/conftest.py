@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
+from tests.support.traced import model
 from tracekv.contract import use_runtime
-from tracekv.harness import build_model
 
-
-@functools.cache
-def _model(preset):
-    return build_model(preset, num_hidden_layers=2 if preset == "llama" else 4)
+__all__ = ["model"]
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +15,3 @@ def _own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("KV_CACHE_FOLDER", str(tmp_path / "kv"))
     yield
     use_runtime(None)
-
-
-@pytest.fixture
-def model():
-    return _model

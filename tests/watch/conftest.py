@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
+from tests.support.traced import model, records
 from tracekv import capture
 from tracekv.contract import use_runtime
-from tracekv.harness import build_model
-from tracekv.journal.current import current
 
-
-@functools.cache
-def _model(preset):
-    return build_model(preset, num_hidden_layers=2 if preset == "llama" else 4)
+__all__ = ["model", "records"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +22,3 @@ def _own_session(monkeypatch, tmp_path):
     yield
     capture.shutdown()
     use_runtime(None)
-
-
-@pytest.fixture
-def model():
-    return _model
-
-
-@pytest.fixture
-def records():
-    """Everything recorded so far, optionally of one kind."""
-
-    def read(kind=object):
-        found, _, lost = current.journal.read(0)
-        assert lost == 0
-        return [record for record in found if isinstance(record, kind)]
-
-    return read
