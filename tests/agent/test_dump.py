@@ -142,6 +142,27 @@ def test_an_archive_keeps_what_was_in_flight(tmp_path: Path) -> None:
     assert [request["request"] for request in told["requests"]] == ["7", "8"]
 
 
+def test_an_archive_in_a_directory_is_read_and_recorded_with_the_ring_that_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "journals"
+    directory.mkdir()
+    journal = RingJournal.create(directory / "x.tkvring", 1 << 20)
+    for record in [*bring_up()[1:], *live.request(1)]:
+        journal.write(record)
+    assert tracekv_command("record", str(directory), "-o", str(directory / "a.tkvarch")).returncode == 0
+    for record in live.request(2):
+        journal.write(record)
+    journal.close()
+    (told,) = dumped(directory)
+    done = tracekv_command("record", str(directory), "-o", str(tmp_path / "all.tkvarch"))
+    journal.path.unlink()
+    (archived,) = dumped(directory)
+    (all_of_it,) = dumped(tmp_path / "all.tkvarch")
+
+    assert "of 1 processes" in done.stderr
+    assert told["records"] == all_of_it["records"] > archived["records"] > 0
+    assert archived["records_lost"] == all_of_it["records_lost"] == 0
+
+
 def test_an_archive_that_is_cut_off_is_read_as_far_as_it_goes_and_says_so(tmp_path: Path) -> None:
     journal = RingJournal.create(tmp_path / "x.tkvring", 1 << 20)
     for record in [*bring_up()[1:], *live.request(1)]:

@@ -139,3 +139,35 @@ def test_what_cannot_be_judged_ends_with_2_and_the_reason(tmp_path, kind):
     assert done.exit_code == 2
     assert str(path) in done.stderr
     assert not done.stdout
+
+
+def test_an_archive_in_a_folder_is_judged_and_what_is_in_a_ring_too_is_one_process(journals):
+    folder = journals(past_the_prompt())
+    readers = open_journals(folder, patience_ns=0)
+    copy_records(readers, folder / "run.tkvarchive")
+    for reader in readers:
+        reader.close()
+    both = json.loads(run(folder, "--json").stdout)
+    for path in folder.glob(f"*{SUFFIX}"):
+        path.unlink()
+    archived = json.loads(run(folder, "--json").stdout)
+
+    assert (both["processes"], both["violations"]) == (1, 1)
+    assert archived == both
+
+
+def test_where_ids_are_hashed_no_request_is_named(journals, monkeypatch):
+    folder = journals(past_the_prompt())
+    (plain,) = json.loads(run(folder, "--json").stdout)["findings"]
+    monkeypatch.setenv("TRACEKV_HASH_REQUEST_IDS", "1")
+    (hashed,) = json.loads(run(folder, "--json").stdout)["findings"]
+    printed = run(folder).stdout
+
+    assert (plain["request"], len(hashed["request"])) == (2, 16)
+    assert hashed["evidence"] == []
+    assert {name: hashed[name] for name in ("id", "numbers", "rank")} == {
+        name: plain[name] for name in ("id", "numbers", "rank")
+    }
+    assert f"request {hashed['request']}" in printed
+    assert "request 2" not in printed
+    assert "request_id" not in printed

@@ -26,7 +26,7 @@ from tests.views.sample_run import (
     transferred,
 )
 from tracekv.cli.app import app
-from tracekv.journal.records import ConnectorWrapped, QueryCall
+from tracekv.journal.records import CallCounts, ConnectorWrapped, QueryCall
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback, Direction, Side
 from tracekv.views.html import page
@@ -104,6 +104,13 @@ def test_settings_and_layout_are_told_of_each_process(journals: Path) -> None:
     assert [known["name"] for known in told["classes"]] == ["pkg.mod.Leader", "pkg.mod.Worker"]
     assert told["classes"][1]["not_implemented"] == ["get_finished"]
     assert [(g["id"], g["window"], g["layers"]) for g in told["groups"]] == [(0, None, 2), (1, 64, 2)]
+
+
+def test_calls_that_were_only_counted_are_said_of_their_process(write: Write) -> None:
+    counted = CallCounts(9, 1000, 2_500_001_000, [(int(Callback.WAIT_FOR_SAVE), 3, 600, 300)])
+    (told,) = data_of(report(write([*the_run(), counted]), "--no-rules"))["processes"]
+
+    assert told["events"] == ["3 calls were only counted, in 2.5 s: they have sums and no bars of their own"]
 
 
 def test_one_request_can_be_chosen_and_the_timeline_is_of_its_time(write: Write) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from time import perf_counter_ns, time_ns
 from typing import Any
 
-from tracekv.journal.archive import ArchiveReader
 from tracekv.journal.process import boot_id
-from tracekv.journal.reader import JournalReader, OpenHook
+from tracekv.journal.reader import OpenHook
+from tracekv.journal.scan import ProcessScan
 from tracekv.journal.vocabulary import Callback
 from tracekv.views import ids
 from tracekv.views.facts import callback_name
@@ -16,44 +16,35 @@ from tracekv.views.inflight import InFlightView, all_moves
 
 
 class Flight:
-    """One process: its journal read to the end.
+    """One process, read to the end: its ring file, its part of archives, or both.
 
     Attributes:
         notes: What is wrong with the journal itself.
     """
 
-    def __init__(self, reader: JournalReader, *, hash_request_ids: bool = False) -> None:
-        self.reader = reader
+    def __init__(self, process: ProcessScan, *, hash_request_ids: bool = False) -> None:
+        self.process = process
         self.view = InFlightView()
-        self.records = 0
-        self.lost = 0
+        self.records = process.records
+        self.lost = process.lost
         self.notes: list[str] = []
         self._hash = hash_request_ids
-        cursor = 0
-        while True:
-            records, cursor, lost = reader.read(cursor)
-            self.lost += lost
-            self.records += len(records)
-            for record in records:
-                self.view.feed(record)
-            if not records:
-                break
-        self.is_alive = reader.is_alive()
-        self.state = reader.state()
-        if isinstance(reader, ArchiveReader) and (cut := reader.truncated_bytes):
-            self.notes.append(
-                f"tracekv: {reader.path} is cut short: {cut} bytes after its last whole entry are left out"
-            )
-        if reader.undecodable:
-            self.notes.append(f"tracekv: {reader.path} holds {reader.undecodable} records of a newer tracekv")
+        for record in process.select():
+            self.view.feed(record)
+        self.is_alive = process.is_alive()
+        self.state = process.state()
+        for path, cut in process.truncated_bytes.items():
+            self.notes.append(f"tracekv: {path} is cut short: {cut} bytes after its last whole entry are left out")
+        if process.undecodable:
+            self.notes.append(f"tracekv: {process.paths[0]} holds {process.undecodable} records of a newer tracekv")
         self.now_ns = self._now()
 
     def _now(self) -> int:
         """What ages are counted from: now, where this clock is the process's; else the last that is known of it."""
-        if not isinstance(self.reader, ArchiveReader) and self.reader.facts.boot_id == boot_id():
+        if self.process.ring is not None and self.process.facts.boot_id == boot_id():
             return perf_counter_ns()
         hooks = [moment for hook in (*self.state.waits, *self.state.saves) for moment in hook[1:]]
-        latest = self.reader.anchors()[-1].monotonic_ns
+        latest = self.process.anchors()[-1].monotonic_ns
         return max([self.view.last_ns, self.state.since_ns, latest, *hooks])
 
     def callbacks(self) -> list[dict[str, Any]]:
@@ -98,12 +89,12 @@ def describe(flights: Sequence[Flight]) -> list[dict[str, Any]]:
 
 
 def _describe(flight: Flight, moves: Sequence[Any]) -> dict[str, Any]:
-    facts, reader = flight.view.facts, flight.reader
-    wall_offset = reader.anchors()[-1].wall_ns - reader.anchors()[-1].monotonic_ns
+    facts, process = flight.view.facts, flight.process
+    wall_offset = process.anchors()[-1].wall_ns - process.anchors()[-1].monotonic_ns
     return {
-        "journal": str(reader.path),
-        "pid": reader.facts.pid,
-        "host": reader.facts.host,
+        "journal": str(process.paths[0]),
+        "pid": process.facts.pid,
+        "host": process.facts.host,
         "is_alive": flight.is_alive,
         "rank": facts.rank,
         "world": facts.world,
@@ -111,7 +102,7 @@ def _describe(flight: Flight, moves: Sequence[Any]) -> dict[str, Any]:
         "records": flight.records,
         "records_lost": flight.lost,
         "last_record_age_s": flight.age_s(flight.view.last_ns) if flight.view.last_ns else None,
-        "seen_at_unix_ns": time_ns() if reader.facts.boot_id == boot_id() else flight.now_ns + wall_offset,
+        "seen_at_unix_ns": time_ns() if process.facts.boot_id == boot_id() else flight.now_ns + wall_offset,
         "callbacks": flight.callbacks(),
         "requests": [
             {

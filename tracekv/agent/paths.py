@@ -9,7 +9,7 @@ from pathlib import Path
 from tracekv import settings as settings_module
 from tracekv.journal.directory import default_directory, journal_files
 from tracekv.journal.layout import JournalFormatError, JournalNotReady
-from tracekv.journal.opening import open_journals
+from tracekv.journal.opening import archive_files, open_journals
 from tracekv.journal.reader import PATIENCE_NS, JournalReader
 
 
@@ -55,11 +55,21 @@ def opened(paths: Sequence[Path], *, patience_ns: int = PATIENCE_NS) -> Iterator
             reader.close()
 
 
+def _files_at(path: Path) -> list[Path]:
+    """The file, or what a directory holds: archives first, so that who copies goes on in the ring files."""
+    if not path.is_dir():
+        return [path]
+    try:
+        return [*archive_files(path), *journal_files(path)]
+    except OSError as error:
+        raise NoJournals(f"tracekv: {path} can't be read: {error.strerror or error}") from None
+
+
 def _open(path: Path, left_out: list[str], patience_ns: int) -> list[JournalReader]:
     if not path.exists():
         raise NoJournals(f"tracekv: there is no {path}")
     readers: list[JournalReader] = []
-    for file in journal_files(path) if path.is_dir() else [path]:
+    for file in _files_at(path):
         try:
             readers += open_journals(file, patience_ns=patience_ns)
         except JournalNotReady:

@@ -9,7 +9,7 @@ from tracekv.journal.scan import ProcessScan
 from tracekv.rules import Checker, Finding
 from tracekv.rules.model import Limits
 from tracekv.rules.offline import judge_scanned, source_name
-from tracekv.rules.showing import in_words
+from tracekv.rules.showing import as_data, in_words
 from tracekv.views.explain import Broken, Explanation
 from tracekv.views.runs import Run
 
@@ -97,6 +97,26 @@ def _named(numbers: Mapping[str, Any], run: Run, *, hashed: bool) -> dict[str, A
         name: run.request_label(value, hashed=hashed) if name in _IDS and isinstance(value, int) else value
         for name, value in numbers.items()
     }
+
+
+def as_shown(found: Finding, runs: Sequence[Run], *, hashed: bool) -> dict[str, Any]:
+    """A finding as plain data; where ids are hashed, with its requests' digests, and without the records that prove it.
+
+    Args:
+        found: Of one of the runs, or of none that is known: its request has no name then.
+        runs: Needed where ids are hashed.
+        hashed: Name requests by their digests.
+    """
+    data = as_data(found)
+    if hashed:
+        run = next((run for run in runs if is_of_run(found, run)), None)
+        data["request"] = run.request_label(found.request, hashed=True) if run and found.request is not None else None
+        data["numbers"] = {
+            name: value if name not in _IDS else run.request_label(value, hashed=True) if run else None
+            for name, value in data["numbers"].items()
+        }
+        data["evidence"] = []
+    return data
 
 
 def _whose(found: Finding, told: Explanation | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,21 +12,18 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekv import settings as settings_module
-from tracekv.journal.directory import default_directory
-from tracekv.journal.layout import JournalFormatError
-from tracekv.journal.opening import open_journals
-from tracekv.journal.reader import JournalReader
+from tracekv.agent.paths import NoJournals
+from tracekv.cli._judging import as_shown
+from tracekv.cli._opening import progress_bar, scanned
+from tracekv.journal.scan import Scan
 from tracekv.rules import Checker, Finding, Severity
-from tracekv.rules.offline import Read, judge
-from tracekv.rules.showing import as_data, in_words, record_fields
+from tracekv.rules.offline import Read, judge_scanned
+from tracekv.rules.showing import in_words, record_fields
 from tracekv.settings import SettingsError
+from tracekv.views.runs import runs_of
 
 _UNUSABLE = 2
 _STYLES = {Severity.VIOLATION: "bold red", Severity.SUSPECT: "yellow"}
-
-
-class Unusable(Exception):
-    """There is nothing to judge, with the reason."""
 
 
 def check(
@@ -45,48 +41,36 @@ def check(
     """
     checker = Checker()
     try:
-        with ExitStack() as open_files:
-            readers = _open(paths or [_default()], open_files)
-            read = judge(readers, checker)
-    except (Unusable, SettingsError, JournalFormatError, OSError) as error:
-        typer.echo(_reason(error), err=True)
+        hashed = settings_module.load().hash_request_ids
+        with scanned(paths or []) as scan:
+            with progress_bar("judging") as tell:
+                read = judge_scanned(scan.processes, checker, progress=lambda done: tell(done, scan.records))
+            _tell(scan, checker, read, as_json=as_json, hashed=hashed)
+    except (NoJournals, SettingsError) as error:
+        typer.echo(str(error), err=True)
         raise typer.Exit(_UNUSABLE) from None
-    violations = sum(found.severity is Severity.VIOLATION for found in checker.findings)
-    if as_json:
-        report = _report(checker, read, len(readers), violations)
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        _print(checker, read, len(readers), violations)
-    if violations:
+    if _violations(checker):
         raise typer.Exit(1)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"tracekv: {error.filename or 'a journal'} can't be read: {error.strerror or error}"
-    return str(error)
+def _violations(checker: Checker) -> int:
+    return sum(found.severity is Severity.VIOLATION for found in checker.findings)
 
 
-def _default() -> Path:
-    chosen = settings_module.load().journal_dir
-    return Path(chosen) if chosen else default_directory()
+def _tell(scan: Scan, checker: Checker, read: Read, *, as_json: bool, hashed: bool) -> None:
+    runs = runs_of(scan.processes) if hashed else []
+    shown = [as_shown(found, runs, hashed=hashed) for found in checker.findings]
+    if as_json:
+        report = _report(checker, read, len(scan.processes), shown)
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    else:
+        _print(checker, read, len(scan.processes), shown, hashed=hashed)
+    for note in scan.notes:
+        typer.echo(note, err=True)
 
 
-def _open(paths: list[Path], open_files: ExitStack) -> list[JournalReader]:
-    readers: list[JournalReader] = []
-    for path in paths:
-        for reader in open_journals(path, patience_ns=0):
-            open_files.callback(reader.close)
-            readers.append(reader)
-    if not readers:
-        where = ", ".join(str(path) for path in paths)
-        raise Unusable(
-            f"tracekv: there is no journal in {where}. Name a journal, an archive or a folder of them, or set TRACEKV_JOURNAL_DIR."
-        )
-    return readers
-
-
-def _report(checker: Checker, read: Read, processes: int, violations: int) -> dict[str, Any]:
+def _report(checker: Checker, read: Read, processes: int, shown: list[dict[str, Any]]) -> dict[str, Any]:
+    violations = _violations(checker)
     return {
         "violations": violations,
         "suspects": len(checker.findings) - violations,
@@ -94,20 +78,23 @@ def _report(checker: Checker, read: Read, processes: int, violations: int) -> di
         "processes": processes,
         **read._asdict(),
         "removed_rules": checker.removed,
-        "findings": [as_data(found) for found in checker.findings],
+        "findings": shown,
     }
 
 
-def _print(checker: Checker, read: Read, processes: int, violations: int) -> None:
+def _print(checker: Checker, read: Read, processes: int, shown: list[dict[str, Any]], *, hashed: bool) -> None:
     console = Console(highlight=False)
-    for found in checker.findings:
-        _print_finding(console, found)
+    violations = _violations(checker)
+    for found, data in zip(checker.findings, shown, strict=True):
+        _print_finding(console, found, data)
+    if hashed and shown:
+        console.print("proofs are left out: they name requests, whose ids are hashed here", soft_wrap=True)
     for rule, error in checker.removed.items():
         console.print(Text(f"{rule} failed and was removed: {error}", "bold red"), soft_wrap=True)
     for rule, count in checker.counts.items():
-        shown = sum(found.rule == rule for found in checker.findings)
-        if count > shown:
-            console.print(f"{rule}: {count - shown} more of these", soft_wrap=True)
+        told_of = sum(found.rule == rule for found in checker.findings)
+        if count > told_of:
+            console.print(f"{rule}: {count - told_of} more of these", soft_wrap=True)
     told = f"{read.records} records of {processes} process{'es' if processes > 1 else ''}"
     if read.lost or read.undecodable:
         told += f", {read.lost} lost, {read.undecodable} unknown"
@@ -120,19 +107,22 @@ def _print(checker: Checker, read: Read, processes: int, violations: int) -> Non
     )
 
 
-def _print_finding(console: Console, found: Finding) -> None:
+def _print_finding(console: Console, found: Finding, data: dict[str, Any]) -> None:
     head = Text()
     head.append(f"{found.severity.value.upper():10}", _STYLES[found.severity])
     head.append(f"{found.id:8}", "bold")
     head.append(found.title)
     console.print(head, soft_wrap=True)
-    where = {"request": found.request, "step": found.step or None, "rank": found.rank}
+    where = {"request": data["request"], "step": found.step or None, "rank": found.rank}
     lines = [f"by the {found.by.value}: {' '.join(filter(None, (found.callback, in_words(where))))}"]
     if found.numbers:
-        lines.append(in_words(found.numbers))
+        lines.append(in_words(data["numbers"]))
     if found.caused_by:
         lines.append(f"follows from {found.caused_by}")
     lines.append(f"-> {found.fix}")
-    lines += [f"proof: {type(each.record).__name__} {in_words(record_fields(each.record))}" for each in found.evidence]
+    if data["evidence"]:
+        lines += [
+            f"proof: {type(each.record).__name__} {in_words(record_fields(each.record))}" for each in found.evidence
+        ]
     for line in lines:
         console.print(Text(f"{'':10}{line}"), soft_wrap=True)

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from tracekv import settings as settings_module
 from tracekv.agent.flight import Flight, describe
-from tracekv.agent.paths import NoJournals, opened
+from tracekv.agent.paths import NoJournals
+from tracekv.cli._opening import scanned
 
 
 def dump(
@@ -31,9 +32,9 @@ def dump(
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         hashed = settings_module.load().hash_request_ids
-        # Read once: a number that is missing now is taken as lost.
-        with opened(paths or [], patience_ns=0) as (readers, left_out):
-            processes = describe([Flight(reader, hash_request_ids=hashed) for reader in readers])
+        with scanned(paths or []) as scan:
+            left_out = scan.left_out
+            processes = describe([Flight(process, hash_request_ids=hashed) for process in scan.processes])
     except (NoJournals, settings_module.SettingsError) as error:
         errors.print(str(error), markup=False)
         raise typer.Exit(1) from None

@@ -41,7 +41,8 @@ def record(
                 archive.close()
             for note in left_out:
                 console.print(note, markup=False)
-            console.print(f"{records} records of {len(readers)} processes in {output}", markup=False)
+            processes = len({reader.facts.process_id for reader in readers})
+            console.print(f"{records} records of {processes} processes in {output}", markup=False)
     except NoJournals as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from None
@@ -59,10 +60,11 @@ def _follow(archive: ArchiveWriter, readers: list[JournalReader], paths: list[Pa
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     directories = [path for path in paths or [journal_directory()] if path.is_dir()]
-    total = 0
+    # What was archived before doesn't grow: read once, before the ring files that it goes on in.
+    total = sum(archive.copy(reader) for reader in readers if not isinstance(reader, RingReader))
     while True:
         is_over = stop.is_set() or not any(reader.is_alive() for reader in readers)
-        total += sum(map(archive.copy, readers))
+        total += sum(archive.copy(reader) for reader in readers if isinstance(reader, RingReader))
         if is_over:
             return total
         known = {reader.path for reader in readers}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracekv.journal.records import (
+    CallCounts,
     ConnectorWrapped,
     Record,
     RegisterCall,
@@ -37,6 +38,15 @@ def process_data(run: Run, segment: Segment) -> Data:
     }
     for record in segment.select(*_TELLING):
         _tell(told, record)
+    calls, took_ns = 0, 0
+    for record in segment.select(CallCounts):
+        if isinstance(record, CallCounts):
+            calls += sum(each[1] for each in record.callbacks)
+            took_ns += record.ended_ns - record.started_ns
+    if calls:
+        told["events"].append(
+            f"{calls:,} calls were only counted, in {took_ns / 1e9:.1f} s: they have sums and no bars of their own"
+        )
     return told
 
 
