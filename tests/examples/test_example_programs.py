@@ -79,16 +79,13 @@ def installed_backend(tmp_path):
 def test_a_backend_behind_an_entry_point_is_found_and_does_what_it_says(installed_backend):
     told = run("tracekv.cli", "doctor", TRACEKV_CONNECTOR="memory", **installed_backend)
     assert "connector memory" in told
-    cells = json.loads(run("tracekv.cli", "test", "memory", "--cells", "v1/[sw]*", "--json", **installed_backend))
+    cells = json.loads(run("tracekv.cli", "test", "memory", "--cells", "v1/[sw]a*", "--json", **installed_backend))
     verdicts = {cell["name"]: cell["verdict"] for cell in cells["cells"]}
-    assert verdicts["v1/warm"] == "ok"
-    assert verdicts["v1/salt"] == "ok"
-    assert "broken" not in verdicts.values()
+    assert verdicts == {"v1/warm": "ok", "v1/salt": "ok"}
 
 
 def test_a_backend_s_setting_is_checked_like_our_own(installed_backend):
     """Also that it is really read: one block of room saves one block."""
-    run("examples.trace_a_connector", "--connector", "memory", **installed_backend)
     with pytest.raises(AssertionError, match="Did you mean TRACEKV_MEMORY__MAX_BLOCKS"):
         run("examples.trace_a_connector", "--connector", "memory", TRACEKV_MEMORY__MAX_BLOKS="1", **installed_backend)
     told = run(
