@@ -13,7 +13,7 @@ from tracekv.contract.enqueue import subscribe_tokens, unsubscribe_tokens
 from tracekv.contract.reading import honoured_tokens, prompt_length
 from tracekv.journal.vocabulary import MissReason
 from tracekv.settings import SettingsError, load, load_section
-from tracekv_fsspec import local, modes, offers
+from tracekv_fsspec import modes, offers, seats
 from tracekv_fsspec.enqueued import EnqueueHints
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import runtime_of
@@ -33,7 +33,7 @@ class Scheduler(KvCacheConnectorScheduler):
     It opens and tries the store when it is constructed, and offers nothing before :meth:`wait_for_initialization`.
 
     Args:
-        llm_args: The engine's arguments; what pairs it with the worker of its process (see ``local``).
+        llm_args: The engine's arguments; what pairs it with the worker of its process (see ``seats``).
 
     Raises:
         SettingsError: ``TRACEKV_FSSPEC__MODEL_ID`` is missing, or a setting is wrong.
@@ -68,7 +68,7 @@ class Scheduler(KvCacheConnectorScheduler):
         Raises:
             RuntimeError: No worker of this process has registered its caches.
         """
-        seat = local.take_seat(self._llm_args)
+        seat = seats.take_seat(self._llm_args)
         node = seat.node if seat else None
         if seat is None or node is None:
             raise RuntimeError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tracekv.contract import KvCacheConnectorWorker
 from tracekv.contract.reading import LayoutView, layout_of, layout_of_tensor, tokens_per_block
 from tracekv.settings import load_section
-from tracekv_fsspec import local
+from tracekv_fsspec import seats
 from tracekv_fsspec.modes import checked
 from tracekv_fsspec.node import meet, runtime_of
 from tracekv_fsspec.parked import ParkedRequests
@@ -31,7 +31,7 @@ class Worker(KvCacheConnectorWorker):
     """The worker half of the persistent connector. Called on the executor's thread.
 
     Args:
-        llm_args: The engine's arguments; what pairs it with the scheduler of its process (see ``local``).
+        llm_args: The engine's arguments; what pairs it with the scheduler of its process (see ``seats``).
 
     Raises:
         SettingsError: A setting is wrong.
@@ -45,7 +45,7 @@ class Worker(KvCacheConnectorWorker):
         super().__init__(llm_args)
         self._settings = load_section("fsspec", Settings)
         self._runtime = runtime_of(llm_args)
-        self._seat = local.Seat(llm_args)
+        self._seat = seats.Seat(llm_args)
         self._transfers: Transfers | None = None
         self._unpin: Callable[[], None] | None = None
         self._unhooked: set[int] | None = None

@@ -29,7 +29,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Source
 from tracekv.views._context import Context
 from tracekv.views._process import ProcessTrace, belongs_to_process
-from tracekv.views._requests import CONCERNS_A_REQUEST, RequestTraces
+from tracekv.views._request_traces import CONCERNS_A_REQUEST, RequestTraces
 from tracekv.views._steps import StepTraces
 from tracekv.views.facts import Facts
 from tracekv.views.model import Event, Kind, Link, Span, Status
