@@ -53,13 +53,8 @@ def overhead(
                 console.print(str(error), markup=False)
                 raise typer.Exit(1) from None
     body = callbacks_body(cost) + (f"\n\n{steps_body(running)}" if running else "")
-    if write is not None:
-        page.write_part(write, "overhead", "What tracing costs the engine", body)
-    if as_json:
-        told = msgspec.to_builtins(cost) | (msgspec.to_builtins(running) if running else {})
-        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
-        return
-    typer.echo(body)
+    numbers = msgspec.to_builtins(cost) | (msgspec.to_builtins(running) if running else {})
+    _tell(numbers, body, "overhead", "What tracing costs the engine", write, as_json=as_json)
 
 
 @bench.command()
@@ -100,12 +95,7 @@ def store(
         typer.echo(f"tracekv: this benchmark needs {error.name}; install tracekv[demo]", err=True)
         raise typer.Exit(2) from None
     body = tables.store_body(speed)
-    if write is not None:
-        page.write_part(write, f"store-{speed.engine}", f"The store: {tables.store_name(speed.engine)}", body)
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(speed) + b"\n")
-        return
-    typer.echo(body)
+    _tell(speed, body, f"store-{speed.engine}", f"The store: {tables.store_name(speed.engine)}", write, as_json=as_json)
 
 
 @bench.command()
@@ -122,12 +112,7 @@ def lookup(
     with console.status(f"an index of {blocks} blocks, {rounds} interleaved rounds"):
         cost = measure(rounds, blocks)
     body = tables.lookup_body(cost)
-    if write is not None:
-        page.write_part(write, "lookup", "Looking a prompt up", body)
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
-        return
-    typer.echo(body)
+    _tell(cost, body, "lookup", "Looking a prompt up", write, as_json=as_json)
 
 
 @bench.command("open")
@@ -148,12 +133,7 @@ def opening(
             console.print(str(error), markup=False)
             raise typer.Exit(1) from None
     told = body(cost)
-    if write is not None:
-        page.write_part(write, "open", "Opening a million records", told)
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
-        return
-    typer.echo(told)
+    _tell(cost, told, "open", "Opening a million records", write, as_json=as_json)
 
 
 @bench.command("rules")
@@ -169,12 +149,7 @@ def judging(
     with console.status(f"journals of busy engines, {rounds} interleaved rounds"):
         cost = measure(rounds)
     told = body(cost)
-    if write is not None:
-        page.write_part(write, "rules", "What the rules cost the agent", told)
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
-        return
-    typer.echo(told)
+    _tell(cost, told, "rules", "What the rules cost the agent", write, as_json=as_json)
 
 
 @bench.command()
@@ -202,12 +177,17 @@ def prefill(
             console.print(str(error), markup=False)
             raise typer.Exit(1) from None
     body = prefill_body(cost)
+    _tell(cost, body, "prefill", "What the flow of KV costs an engine", write, as_json=as_json)
+
+
+def _tell(numbers: object, body: str, part: str, title: str, write: Path | None, *, as_json: bool) -> None:
+    """Print what was measured, and put it into its part of a page where one is given."""
     if write is not None:
-        page.write_part(write, "prefill", "What the flow of KV costs an engine", body)
+        page.write_part(write, part, title, body)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(cost) + b"\n")
-        return
-    typer.echo(body)
+        sys.stdout.buffer.write(msgspec.json.encode(numbers) + b"\n")
+    else:
+        typer.echo(body)
 
 
 @contextmanager
