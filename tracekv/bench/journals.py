@@ -196,10 +196,13 @@ class Engine:
             write(rank, *loads)
         write(rank, Call(*start))
         times = [self._now + layer * _STEP_NS // 40 for layer in range(_LAYERS)]
-        waits = struct.pack(f"<{2 * _LAYERS}q", *(t for begin in times for t in (begin, begin + 2 * _US)))
-        saves = struct.pack(f"<{2 * _LAYERS}q", *(t + 100 * _US for begin in times for t in (begin, begin + 3 * _US)))
+        # In seconds, as an engine writes them.
+        waits = struct.pack(f"{2 * _LAYERS}d", *(t / 1e9 for begin in times for t in (begin, begin + 2 * _US)))
+        saves = struct.pack(
+            f"{2 * _LAYERS}d", *((t + 100 * _US) / 1e9 for begin in times for t in (begin, begin + 3 * _US))
+        )
         self._now += _STEP_NS * 9 // 10
-        write(rank, LayerHooks(self._step, waits, saves))
+        write(rank, LayerHooks(self._step, waits, saves, True))
         ended = self._now
         for each in fresh:
             left = range(len(each.loaded), each.prompt // _BLOCK)

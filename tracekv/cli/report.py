@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,16 +54,28 @@ def report(
             chosen = _chosen(teller, requests or [])
             parts = ReportData(scan, hashed=hashed, chosen=chosen)
             findings, more = _findings(scan, parts.runs, hashed=hashed) if rules else (None, 0)
-            with progress_bar("reporting") as tell:
+            with progress_bar("reporting") as tell, _uncollected():
                 data = parts.build(findings, tell)
-            data["more_findings"] = more
-            with output_file(output) as file:
-                file.write(page("tracekv report", SCRIPTS, data))
+                data["more_findings"] = more
+                with output_file(output) as file:
+                    file.write(page("tracekv report", SCRIPTS, data))
             for note in teller.notes:
                 errors.print(note, markup=False)
     except (NoJournals, SettingsError, CannotWrite) as error:
         errors.print(str(error), markup=False)
         raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for cycles: nothing here makes any, and of a large run it would look through hundreds of thousands of objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _chosen(teller: Teller, requests: Sequence[str]) -> list[tuple[Run, int]]:

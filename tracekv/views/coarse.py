@@ -2,7 +2,8 @@
 
 Most records of a large run are calls that nobody looks at one by one: plain callbacks, idle polls, and the layer hooks of passes.
 Once many of them lie within what is drawn as one bar, their times go straight into that bar and into the summary's histograms.
-What is longer than such a bar is wide, what raised, and all that is a request's are taken one by one, as always.
+What is longer than such a bar is wide, what raised, and all that is a request's are taken one by one, as always. Hooks that are
+stored in seconds are counted to within a nanosecond: each duration is rounded, not both of its ends.
 """
 
 from __future__ import annotations
