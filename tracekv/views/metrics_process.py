@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter, sub
+from collections.abc import Callable
 from typing import Any
 
 from tracekv.journal.layout import JournalFacts
@@ -41,6 +40,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, PrefetchFate, Side, Source
 from tracekv.views import names
 from tracekv.views.facts import UNKNOWN_GROUP, Facts
+from tracekv.views.metrics_hooks import HookMetrics
 from tracekv.views.metrics_model import Collected, Histogram, Totals, store_engine
 from tracekv.views.metrics_overlap import Overlap
 from tracekv.views.metrics_prompts import PromptTokens
@@ -52,12 +52,8 @@ MAX_IN_FLIGHT = 4096
 UNKNOWN_RANK = -1
 
 _CALLBACK_NAMES: dict[int, str] = {callback: f"{callback.side.value}.{callback.method}" for callback in Callback}
-_WAIT = _CALLBACK_NAMES[Callback.WAIT_FOR_LAYER_LOAD]
-_SAVE = _CALLBACK_NAMES[Callback.SAVE_KV_LAYER]
 _OTHER = "other"
 _BREAKER_STATES = tuple(registry().enums["breaker"].words)
-
-Pick = Callable[[Sequence[int]], tuple[int, ...]]
 
 
 class ProcessMetrics:
@@ -89,11 +85,7 @@ class ProcessMetrics:
         self._breakers: dict[str, str] = {}
         self._cost_ppm: int | None = None
         self._is_reduced = False
-        self._num_layers = 0
-        #: Their number where they are 0, 1, 2, ..., else -1.
-        self._dense_layers = -1
-        self._group_layers: list[tuple[int, Pick]] = []
-        self._hooks_expected: tuple[str, ...] = ()
+        self._hooks = HookMetrics(self._counts, self.facts, self._duration)
         self.handlers: dict[type[Record], Callable[[Any], None]] = {
             Call: self._call,
             BindCall: self._call,
@@ -108,7 +100,7 @@ class ProcessMetrics:
             RegisterCall: self._register,
             IdlePolls: self._idle,
             CallCounts: self._call_counts,
-            LayerHooks: self._hooks,
+            LayerHooks: self._layer_hooks,
             Transfer: self._transfer,
             Lookup: self._lookup,
             StoreOperation: self._store,
@@ -193,8 +185,7 @@ class ProcessMetrics:
 
     def _pass_ended(self, ended_ns: int) -> None:
         self._counts[names.METRIC_PASSES,] += 1
-        for hook in self._hooks_expected:
-            self._counts[names.METRIC_LAYER_HOOK_EXPECTED, hook] += self._num_layers
+        self._hooks.pass_ended()
         self._overlap.settle(ended_ns)
 
     def _query(self, record: QueryCall) -> None:
@@ -251,55 +242,20 @@ class ProcessMetrics:
         if at_ns > self.newest_ns:
             self.newest_ns = at_ns
 
-    # -- the per-layer hooks -----------------------------------------------------------------------------------------
-
-    def _hooks(self, record: LayerHooks) -> None:
+    def _layer_hooks(self, record: LayerHooks) -> None:
         self._overlap.hooked(record)
-        for callback, hook, payload in (
-            (Callback.WAIT_FOR_LAYER_LOAD, _WAIT, record.waits),
-            (Callback.SAVE_KV_LAYER, _SAVE, record.saves),
-        ):
-            times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
-            starts, ends = times[::2], times[1::2]
-            seen = len(starts) - starts.count(0)
-            if seen:
-                self._counts[names.METRIC_LAYER_HOOK_SEEN, hook] += seen
-                self._hook_times(callback, hook, starts, ends, seen)
-
-    def _hook_times(self, callback: Callback, hook: str, starts: list[int], ends: list[int], seen: int) -> None:
-        counts, durations = self._counts, self._durations.get(callback) or self._duration(callback)
-        if seen == self._dense_layers and seen == len(starts) and 0 not in ends:
-            # The usual pass: each registered layer was called and no other. Everything at the speed of C.
-            took = list(map(sub, ends, starts))
-            durations.add_all(took)
-            for group, pick in self._group_layers:
-                counts[names.METRIC_LAYER_HOOK_TIME, hook, group] += max(0, sum(pick(took)))
-            return
-        took = []
-        for layer, (started, ended) in enumerate(zip(starts, ends, strict=True)):
-            # An end of 0: the hook raised, and has a record of its own.
-            if started and ended:
-                took.append(max(0, ended - started))
-                counts[names.METRIC_LAYER_HOOK_TIME, hook, self.facts.group_of_layer(layer)] += took[-1]
-        durations.add_all(took)
+        self._hooks.called(record)
 
     def _register(self, record: RegisterCall) -> None:
         self._call(record)
         self.facts.observe(record)
-        layers = {layer for group in record.groups for layer in group.layer_ids}
-        self._num_layers = len(layers)
-        self._dense_layers = len(layers) if layers == set(range(len(layers))) else -1
-        self._group_layers = [
-            (group.layer_group_id, _picker(group.layer_ids)) for group in record.groups if group.layer_ids
-        ]
+        self._hooks.registered(record)
 
     def _wrapped(self, record: ConnectorWrapped) -> None:
         self.facts.observe(record)
         if record.side is Side.WORKER:
             self.has_worker = True
-            hooks = {Callback.WAIT_FOR_LAYER_LOAD: _WAIT, Callback.SAVE_KV_LAYER: _SAVE}
-            implemented = {source.name for source in record.implemented}
-            self._hooks_expected = tuple(name for hook, name in hooks.items() if hook.method in implemented)
+            self._hooks.wrapped(record)
 
     # -- pages and bytes ---------------------------------------------------------------------------------------------
 
@@ -410,11 +366,3 @@ _PAGE_CALLBACKS: dict[int, str] = {
 def _name(number: int) -> str:
     """``scheduler.NAME`` or ``worker.NAME``, ``other`` for a number that this version doesn't know."""
     return _CALLBACK_NAMES.get(number, _OTHER)
-
-
-def _picker(positions: Sequence[int]) -> Pick:
-    """Picks the items at ``positions`` as a tuple."""
-    if len(positions) == 1:
-        only = positions[0]
-        return lambda items: (items[only],)
-    return itemgetter(*positions)
