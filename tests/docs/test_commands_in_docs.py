@@ -61,9 +61,9 @@ def quiet_environ(**more):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A folder with ``journals`` and ``kv``: what the demo of the page for newcomers leaves, in a tenth of its time."""
+    """A folder with ``journals`` and ``kv``: what the demo of the page for newcomers leaves, but for its traffic."""
     folder = tmp_path_factory.mktemp("demo")
-    command = [BIN / "tracekv", "demo", "--preset", "gemma3", "--store", (folder / "kv").as_uri(), "--for", "2"]
+    command = [BIN / "tracekv", "demo", "--preset", "gemma3", "--store", (folder / "kv").as_uri()]
     environ = quiet_environ(TRACEKV_JOURNAL_DIR=str(folder / "journals"), XDG_CACHE_HOME=str(folder / "cache"))
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
