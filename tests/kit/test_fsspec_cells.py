@@ -1,4 +1,4 @@
-"""tracekv_fsspec in the kit: clean on one rank and on two without parked loads, the rest told."""
+"""tracekv_fsspec in the kit: clean on one rank and on two; cells about parked loads need OFFER=async."""
 
 from __future__ import annotations
 
@@ -39,7 +39,31 @@ def test_a_cell_on_two_ranks_is_clean(kit, cache, story):
     assert (result.verdict, result.faults) == (Verdict.OK, [])
 
 
-def test_what_it_does_not_do_is_not_supported(kit):
+@pytest.fixture(scope="module")
+def parking():
+    with Kit(Scheduler, Worker, environment={**ENVIRONMENT, "TRACEKV_FSSPEC__OFFER": "async"}) as kit:
+        yield kit
+
+
+PARKED = (
+    "parked",
+    "ranks2/parked",
+    "overlap-parked",
+    "cancel-parked",
+    "overlap-cancel-parked",
+    "ranks2/overlap-cancel-parked",
+)
+
+
+@pytest.mark.parametrize("story", PARKED)
+@pytest.mark.parametrize("cache", ["v1", "v2", "v2-groups2"])
+def test_a_cell_with_parked_loads_is_clean(parking, cache, story):
+    (cell,) = matrix(16, f"{cache}/{story}")
+    result = parking.run(cell)
+    assert (result.verdict, result.faults) == (Verdict.OK, [])
+
+
+def test_without_parking_a_cell_about_it_is_not_supported(kit):
     (cell,) = matrix(16, "v2/parked")
     result = kit.run(cell)
     assert result.verdict is Verdict.NOT_SUPPORTED

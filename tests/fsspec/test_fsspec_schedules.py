@@ -1,0 +1,51 @@
+"""Random schedules: cancellations, lost pages, replays and new engines in any order; tokens equal, and no page of another changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.fsspec.guarded import Careless, Guarded
+from tracekv.testing import random_schedules
+from tracekv_fsspec import Scheduler
+
+pytestmark = pytest.mark.soak
+
+#: Twelve blocks of the kit's models: less than what requests at once need.
+TINY = 12 * 16 * 1024
+BASE = {
+    "TRACEKV_AGENT": "off",
+    "TRACEKV_FSSPEC__URL": "file://{folder}/kv",
+    "TRACEKV_FSSPEC__MODEL_ID": "schedules",
+    "TRACEKV_FSSPEC__ARENA_BYTES": str(8 << 20),
+}
+WAITING = {**BASE, "TRACEKV_FSSPEC__OFFER_WAIT_MS": "10000"}
+PARKING = {**BASE, "TRACEKV_FSSPEC__OFFER": "async"}
+FULL = {**WAITING, "TRACEKV_FSSPEC__ARENA_BYTES": str(TINY)}
+PARTIAL = {**PARKING, "TRACEKV_FSSPEC__PARTIAL_BLOCKS": "true"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def schedules(environment, worker=Guarded, **more):
+    return random_schedules(Scheduler, worker, environment=environment, patience_s=20.0, **{"max_examples": 6, **more})
+
+
+TestWaiting = schedules(WAITING).TestCase
+TestParking = schedules(PARKING, options={"overlap": True}).TestCase
+TestWindows = schedules(WAITING, groups=2).TestCase
+TestFullArena = schedules(FULL, options={"overlap": True}).TestCase
+TestPartialBlocks = schedules(PARTIAL, options={"partial_reuse": True}).TestCase
+
+
+def test_a_worker_that_writes_behind_its_pages_is_found_out():
+    machine = schedules(WAITING, Careless, max_examples=30)
+    with pytest.raises(AssertionError, match="OtherPagesChanged"):
+        run_state_machine_as_test(
+            machine, settings=settings(machine.TestCase.settings, derandomize=True, phases=(Phase.generate,))
+        )
