@@ -68,7 +68,7 @@ def report(
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without looking for cycles: nothing here makes any, and of a large run it would look through hundreds of thousands of objects."""
+    """Without looking for cycles: nothing here makes any, and a large run has hundreds of thousands of objects to look through."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
