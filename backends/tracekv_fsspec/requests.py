@@ -16,6 +16,8 @@ from tracekv_fsspec.tickets import Ticket
 #: Cancelled requests are never announced (contract.md section 1.8), so the books are bounded: the request that was
 #: seen least recently goes first. It would only lose its saves.
 MAX_REQUESTS = 4096
+#: Of so many requests that went so it is known that something was promised to them: cancelled ones never come back.
+MAX_PROMISED = 65_536
 
 
 class OtherPrompt(RuntimeError):
@@ -170,7 +172,8 @@ class Requests:
 
     def __init__(self, forgotten: Callable[[Request], None]) -> None:
         self._by_id: OrderedDict[int, Request] = OrderedDict()
-        self._promised: set[int] = set()
+        #: Ordered by when they went; a dictionary as an ordered set.
+        self._promised: dict[int, None] = {}
         self._forgotten = forgotten
 
     def __len__(self) -> int:
@@ -180,11 +183,13 @@ class Requests:
         """Keep a request in place of an older one of the same id."""
         self.forget(request.request_id)
         self._by_id[request.request_id] = request
-        self._promised.discard(request.request_id)
+        self._promised.pop(request.request_id, None)
         while len(self._by_id) > MAX_REQUESTS:
             _, oldest = self._by_id.popitem(last=False)
             if oldest.owed is not None or (oldest.offer is not None and oldest.offer.parked is not None):
-                self._promised.add(oldest.request_id)
+                self._promised[oldest.request_id] = None
+                if len(self._promised) > MAX_PROMISED:
+                    del self._promised[next(iter(self._promised))]
             self._forgotten(oldest)
         return request
 
@@ -198,7 +203,7 @@ class Requests:
     def forget(self, request_id: int) -> None:
         """Let a request go; unknown ones are none of ours."""
         request = self._by_id.pop(request_id, None)
-        self._promised.discard(request_id)
+        self._promised.pop(request_id, None)
         if request is not None:
             self._forgotten(request)
 

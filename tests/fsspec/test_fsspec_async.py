@@ -16,6 +16,7 @@ from tracekv.settings import SettingsError
 from tracekv_fsspec import Scheduler, Worker
 from tracekv_fsspec.parked import ParkedLoadFailed
 from tracekv_fsspec.planning import OfferLost
+from tracekv_fsspec.requests import Offer, Request, Requests
 
 BLOCK, NEW = 32, 6
 MODELS = {}
@@ -410,6 +411,15 @@ def test_a_parked_request_whose_books_went_for_want_of_room_stops_the_engine(par
         engine.admit(number, prompt(1, seed=number))
     with pytest.raises(OfferLost, match="wrong KV"):
         engine.run_pass((running, 1))
+
+
+def test_parked_requests_that_are_cancelled_dont_pile_up(monkeypatch):
+    monkeypatch.setattr("tracekv_fsspec.requests.MAX_REQUESTS", 3)
+    monkeypatch.setattr("tracekv_fsspec.requests.MAX_PROMISED", 5)
+    books = Requests(lambda request: None)
+    for number in range(20):
+        books.add(Request(number, None, None)).owed = Offer(None, 0, 1, 0, B, B)
+    assert [number for number in range(20) if books.was_promised(number)] == [12, 13, 14, 15, 16]
 
 
 def test_a_request_that_was_announced_as_finished_is_forgotten_with_its_promise(parked):
