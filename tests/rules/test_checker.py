@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 
 from tracekv.bench.traffic import busy
@@ -410,3 +411,14 @@ def parked_and_returned(*, is_run):
 def test_a_parked_request_that_is_cancelled_before_it_is_run_needs_no_load():
     assert "N1" not in parked_and_returned(is_run=False)
     assert "N1" in parked_and_returned(is_run=True)
+
+
+@pytest.mark.parametrize("has_partial_blocks", [True, False])
+def test_a_prompt_of_whole_blocks_shares_its_last_key_where_parts_of_blocks_are_offered(has_partial_blocks):
+    tape = Tape()
+    for request, prompt in ((1, 64), (2, 70)):
+        tape.lookup(request, prompt, key=b"two blocks")
+        told = tape.records[-1][1]
+        tape.records[-1] = (tape.records[-1][0], msgspec.structs.replace(told, has_partial_blocks=has_partial_blocks))
+        tape.query(request, prompt)
+    assert ("S12d" in names(check(tape))) is not has_partial_blocks

@@ -75,7 +75,9 @@ class LeaderRecords(Core):
 
     def _keyed(self, run: Run, source: Source, request: Request, record: QueryCall, lookup: Lookup, key: bytes) -> None:
         """Compare what the key of the prompt's last block stands for with what it stood for."""
-        block = (lookup.prompt_tokens - 1) // run.block if run.block else -1
+        # One token has to be computed; who offers parts of blocks keys the last block all the same.
+        least = 0 if lookup.has_partial_blocks else 1
+        block = (lookup.prompt_tokens - least) // run.block if run.block else -1
         now = Keyed(
             run.key, record.salt_digest, record.multimodal_digest, record.lora_id, run.layout, block, record, lookup
         )
