@@ -24,7 +24,6 @@ BASE = {
 WAITING = {**BASE, "TRACEKV_FSSPEC__OFFER_WAIT_MS": "10000"}
 PARKING = {**BASE, "TRACEKV_FSSPEC__OFFER": "async"}
 FULL = {**WAITING, "TRACEKV_FSSPEC__ARENA_BYTES": str(TINY)}
-PARTIAL = {**PARKING, "TRACEKV_FSSPEC__PARTIAL_BLOCKS": "true"}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,6 @@ TestWaiting = schedules(WAITING).TestCase
 TestParking = schedules(PARKING, options={"overlap": True}).TestCase
 TestWindows = schedules(WAITING, groups=2).TestCase
 TestFullArena = schedules(FULL, options={"overlap": True}).TestCase
-TestPartialBlocks = schedules(PARTIAL, options={"partial_reuse": True}).TestCase
 
 
 def test_a_worker_that_writes_behind_its_pages_is_found_out():
