@@ -17,7 +17,7 @@ import stat
 import struct
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +38,8 @@ MOST_KEYS = 1 << 18
 #: 4 Mi tokens of 5 bytes each, and a little.
 MOST_BYTES = 21 << 20
 MOST_CONNECTIONS = 8
+#: What fits into the kernel's address, less the byte that ends it.
+_LONGEST_ADDRESS = 107
 #: How long a peer may take to send its request, or to take its answer.
 PEER_S = 5.0
 LONGEST_WAIT_MS = 600_000
@@ -71,6 +73,19 @@ class HintAnswer(msgspec.Struct):
     error: str = ""
 
 
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """What to bind or connect to while it is entered: the kernel takes 107 bytes, so a longer path goes by its folder."""
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 class HintSocket:
     """Listens for hints. Made and closed by the leader; a forked child has no part in it.
 
@@ -93,7 +108,8 @@ class HintSocket:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(self._listener.fileno(), 0o600)  # before it has a name, so that it never has another mode
-            self._listener.bind(str(self.path))
+            with address_of(self.path) as address:
+                self._listener.bind(address)
             self.path.chmod(0o600)
             self._listener.listen(MOST_CONNECTIONS)
         except BaseException:
@@ -195,7 +211,8 @@ def send_hint(path: Path, request: HintRequest) -> HintAnswer:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(2 * PEER_S + request.wait_ms / 1000)
-        peer.connect(str(path))
+        with address_of(path) as address:
+            peer.connect(address)
         _send(peer, request)
         try:
             return msgspec.msgpack.decode(_receive(peer), type=HintAnswer)
@@ -235,6 +252,7 @@ def _remove_dead(folder: Path) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.settimeout(0.2)
             try:
-                probe.connect(str(path))
+                with address_of(path) as address:
+                    probe.connect(address)
             except ConnectionRefusedError:
                 path.unlink()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.store.node import DEPLOYMENT, FULL, keys
 from tracekv.cli.app import app
 from tracekv_fsspec import hint_socket
-from tracekv_fsspec.hint_socket import HintAnswer, HintRequest, send_hint, sockets
+from tracekv_fsspec.hint_socket import HintAnswer, HintRequest, address_of, send_hint, sockets
 from tracekv_fsspec.keys import KeyChain, namespace_digest
 
 TOKENS = 32
@@ -41,7 +41,8 @@ def raw(path, data, *, then_close=False):
     """Send bytes; what comes back, or b"" where the connection was ended."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(30)
-        peer.connect(str(path))
+        with address_of(path) as address:
+            peer.connect(address)
         try:
             peer.sendall(data)
             if then_close:
@@ -76,6 +77,15 @@ def test_the_socket_is_its_owners_alone_and_goes_with_the_engine(engine):
     assert stat.S_IMODE(engine.path.stat().st_mode) == 0o600
     engine.stager.close()
     assert sockets(engine.folder) == []
+
+
+def test_a_folder_whose_path_is_longer_than_a_sockets_address_will_do(node, tmp_path):
+    here = node()
+    folder = tmp_path.joinpath(*["a folder of some depth"] * 8)
+    here.stager.listen(folder)
+    (path,) = sockets(folder)
+    assert len(str(path)) > 107
+    assert send_hint(path, HintRequest(keys=[bytes(16)])).error == ""
 
 
 def test_a_peer_of_another_user_is_refused(engine, monkeypatch):
@@ -132,7 +142,8 @@ def test_peers_that_say_nothing_dont_keep_the_others_out_for_long(engine, monkey
     silent = []
     for _ in range(3 * hint_socket.MOST_CONNECTIONS):
         silent.append(socket.socket(socket.AF_UNIX))
-        silent[-1].connect(str(engine.path))
+        with address_of(engine.path) as address:
+            silent[-1].connect(address)
     for peer in silent:
         peer.settimeout(30)
         assert peer.recv(1) == b""  # each was ended by the engine
@@ -162,7 +173,8 @@ def test_a_dead_engines_socket_is_removed_by_the_next(engine, tmp_path):
 
 def test_without_a_usable_folder_the_engine_runs_without_hints(node, tmp_path, caplog):
     here = node()
-    here.stager.listen(tmp_path / ("x" * 100) / ("y" * 100))
+    (tmp_path / "file").write_bytes(b"")
+    here.stager.listen(tmp_path / "file" / "folder")
     assert "no hints are taken" in caplog.text
     here.save(keys(1))
 
