@@ -91,6 +91,7 @@ def test_gemma3_is_restored_by_layer_group(tmp_path):
     assert outcome["trace_file"] == str(trace)
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.parametrize("preset", ["llama", "gemma3"])
 def test_it_is_restored_from_s3(tmp_path, s3, preset):
@@ -99,6 +100,7 @@ def test_it_is_restored_from_s3(tmp_path, s3, preset):
     assert_restored(outcome, preset)
 
 
+@pytest.mark.slow
 def test_a_local_checkpoint_is_restored(tmp_path):
     from tracekv.harness.models import build_model
 
@@ -122,6 +124,7 @@ def test_a_person_sees_progress_tables_and_where_the_trace_lies(tmp_path):
         assert said in done.stdout
 
 
+@pytest.mark.slow
 def test_with_no_time_to_wait_nothing_is_restored_and_it_says_so(tmp_path):
     """The negative control of the whole job: without a hit the demo fails."""
     done = run_demo("--json", home=tmp_path, TRACEKV_FSSPEC__OFFER_WAIT_MS="0")
@@ -145,6 +148,7 @@ def test_bad_input_gets_a_clear_error_and_no_traceback(tmp_path, arguments, envi
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_with_for_an_engine_is_kept_busy_with_hits_and_misses(tmp_path):
     outcome = outcome_of(run_demo("--json", "--for", "5", home=tmp_path))
     assert_restored(outcome, "llama")
@@ -154,6 +158,7 @@ def test_with_for_an_engine_is_kept_busy_with_hits_and_misses(tmp_path):
     assert 0 < served["honoured_tokens"] < served["prompt_tokens"]
 
 
+@pytest.mark.slow
 def test_without_for_there_is_no_traffic(tmp_path):
     assert "traffic" not in outcome_of(run_demo("--json", home=tmp_path))
 

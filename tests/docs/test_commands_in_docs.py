@@ -112,6 +112,7 @@ def typed(text, folder, **environ):
     return [shlex.split(line) for line in noted.read_text().splitlines()] if noted.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.parametrize("page", GROUPS)
 def test_what_a_page_says_to_type_works(page, like_a_checkout, endpoint, s3_server):

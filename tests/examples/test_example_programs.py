@@ -54,6 +54,7 @@ def test_a_request_that_nobody_knows_is_said_so(traced):
     assert (done.returncode, done.stderr) == (1, "no run here has a request 99\n")
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_kv_in_a_bucket_is_found_by_a_fresh_engine_and_not_by_another_tenant(s3):
     told = run("examples.kv_in_s3", f"s3://{s3.bucket}/example", **s3.environ())
@@ -76,6 +77,7 @@ def installed_backend(tmp_path):
     return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{BACKEND}", "TRACEKV_JOURNAL_DIR": str(tmp_path / "journals")}
 
 
+@pytest.mark.slow
 def test_a_backend_behind_an_entry_point_is_found_and_does_what_it_says(installed_backend):
     told = run("tracekv.cli", "doctor", TRACEKV_CONNECTOR="memory", **installed_backend)
     assert "connector memory" in told
@@ -84,6 +86,7 @@ def test_a_backend_behind_an_entry_point_is_found_and_does_what_it_says(installe
     assert verdicts == {"v1/warm": "ok", "v1/salt": "ok"}
 
 
+@pytest.mark.slow
 def test_a_backend_s_setting_is_checked_like_our_own(installed_backend):
     """Also that it is really read: one block of room saves one block."""
     with pytest.raises(AssertionError, match="Did you mean TRACEKV_MEMORY__MAX_BLOCKS"):
@@ -94,6 +97,7 @@ def test_a_backend_s_setting_is_checked_like_our_own(installed_backend):
     assert "hit: 32 of 300" in told
 
 
+@pytest.mark.slow
 def test_traces_arrive_behind_a_collector_with_what_the_example_says_to_look_for(tmp_path):
     sink = Sink()
     try:

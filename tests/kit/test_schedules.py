@@ -25,6 +25,7 @@ class LoadsOneBlockTwice(minimal.Worker):
         super().load(moves)
 
 
+@pytest.mark.slow
 def test_a_broken_pair_is_shrunk_to_a_short_story():
     machine = random_schedules(minimal.Scheduler, LoadsOneBlockTwice, environment=OWN, max_examples=60)
     with pytest.raises(AssertionError) as caught:

@@ -110,6 +110,7 @@ def failure_of(ranks, job):
     return caught.value.failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["0 loads", "1 loads", "0 saves", "1 saves"])
 def test_after_a_kill_in_a_copy_the_next_engine_starts_clean(victim, job, arena_dir, two_ranks, mortal_ranks):
     is_warm = victim.endswith("loads")
@@ -126,6 +127,7 @@ def test_after_a_kill_in_a_copy_the_next_engine_starts_clean(victim, job, arena_
     assert list(arena_dir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_slot_that_was_given_away_stops_the_engine(job, two_ranks, mortal_ranks):
     two_ranks.run(job())
     failures = failure_of(mortal_ranks, job(worker=f"{HERE}:StaleOnRank1"))
