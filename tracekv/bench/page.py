@@ -42,7 +42,7 @@ def machine(*packages: str) -> str:
         except PackageNotFoundError:
             continue
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    return f"{day}, {os.cpu_count()} cores of {model}, Linux {platform.release().split('-')[0]}, {', '.join(parts)}"
+    return f"{day}, {len(os.sched_getaffinity(0))} cores of {model}, Linux {platform.release().split('-')[0]}, {', '.join(parts)}"
 
 
 def write_part(path: Path, name: str, title: str, body: str) -> None:
