@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.support.seaweed import S3Server, seaweed
 # No test asserts a time: a slow machine is no failure.
 settings.register_profile("tracekv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tracekv")
+
+# An arena is reserved memory, and lives as long as its engine: many a test makes several, and ends none.
+os.environ.setdefault("TRACEKV_FSSPEC__ARENA_BYTES", str(64 << 20))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
