@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 BUCKET = "tracekv-test"
 _PORTS = ("s3", "master", "volume", "filer", "admin")
-_START_S = 30.0
+_START_S = 120.0
 
 
 @dataclass(frozen=True)
