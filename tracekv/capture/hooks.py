@@ -8,7 +8,8 @@ from __future__ import annotations
 from tracekv.journal.current import Journal
 from tracekv.journal.layout import MAX_LAYERS
 
-_NOWHERE = memoryview(bytearray(8)).cast("d")
+_NOWHERE = memoryview(bytearray(8 * MAX_LAYERS)).cast("d")
+_NOTHING = memoryview(bytearray())
 
 
 class Hooks:
@@ -40,8 +41,8 @@ class Hooks:
         self.saves: memoryview[float] | None = None
         self._journal: Journal | None = None
         self._layers = 0
-        self.used: tuple[memoryview, memoryview] = (_NOWHERE.cast("B"), _NOWHERE.cast("B"))
-        self.cleared = bytes(8)
+        self.used: tuple[memoryview, memoryview] = (_NOTHING, _NOTHING)
+        self.cleared = b""
         self.unbind()
 
     def bind(self, journal: Journal) -> None:
@@ -60,8 +61,9 @@ class Hooks:
     def _reach(self, journal: Journal, layers: int) -> None:
         self._layers = layers
         waits, saves = journal.waits[: 2 * layers], journal.saves[: 2 * layers]
-        self._waits, self.waits_ends = waits[::2], waits[1::2]
-        self._saves, self.saves_ends = saves[::2], saves[1::2]
+        self._waits, self._saves = waits[::2], saves[::2]
+        # All of them: a hook that is under way when these are set anew must find its end's slot.
+        self.waits_ends, self.saves_ends = journal.waits[1::2], journal.saves[1::2]
         self.used = waits.cast("B"), saves.cast("B")
         self.cleared = bytes(16 * layers)
         if self.waits is not None:
@@ -71,7 +73,7 @@ class Hooks:
         """Write nothing any more."""
         self._journal = None
         self._waits = self._saves = self.waits_ends = self.saves_ends = _NOWHERE
-        self.used, self.cleared = (_NOWHERE.cast("B"), _NOWHERE.cast("B")), bytes(8)
+        self.used, self.cleared = (_NOTHING, _NOTHING), b""
         self.is_off = True
         self.pause()
 

@@ -45,34 +45,40 @@ def {name}({parameters}):
     try:
         starts[layer_idx] = now()
     except Exception as error:
-        if not hook_failed(self, "{name}", layer_idx, error):
+        starts = hook_failed(self, "{name}", "{instrument}", layer_idx, error)
+        if starts is None:
             return inner({parameters})
-        hooks.{instrument}[layer_idx] = now()
     try:
         answer = inner({parameters})
     except BaseException as error:
-        hook_raised(self, {code}, hooks.{instrument}, layer_idx, error)
+        hook_raised(self, {code}, starts[layer_idx], error)
         raise
     hooks.{instrument}_ends[layer_idx] = now()
     return answer
 """
 
 
-def _hook_failed(instance: Any, name: str, layer: object, error: Exception) -> bool:
-    """Whether the hook has a slot now: a layer of no registered group comes as one out of reach."""
+def _hook_failed(
+    instance: Any, name: str, instrument: str, layer: object, error: Exception
+) -> memoryview[float] | None:
+    """The slots with the hook's start, where it has one now: a layer of no registered group comes as one out of reach."""
     if isinstance(error, IndexError) and isinstance(layer, int) and 0 <= layer < MAX_LAYERS:
         hooks.reach(MAX_LAYERS)
-        return True
+        starts: memoryview[float] | None = getattr(hooks, instrument)
+        if starts is not None and layer < len(starts):
+            starts[layer] = perf_counter()
+            return starts
+        return None
     recorder = instance._tracekv_recorder
     if recorder is not None:
         recorder.remove(name, error)
-    return False
+    return None
 
 
-def _hook_raised(instance: Any, code: int, starts: memoryview, layer: int, error: BaseException) -> None:
+def _hook_raised(instance: Any, code: int, started: float, error: BaseException) -> None:
     recorder = instance._tracekv_recorder
     if recorder is not None:
-        recorder.raised(code, round(1e9 * starts[layer]), error)
+        recorder.raised(code, round(1e9 * started), error)
 
 
 class _Shape(NamedTuple):
