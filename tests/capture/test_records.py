@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from time import perf_counter_ns
 
 import pytest
 import torch
@@ -312,3 +313,18 @@ def test_what_the_engines_arguments_will_make_of_the_run_is_recorded(records, ca
     (finding,) = records(Finding)
     assert (finding.rule, finding.severity, finding.subject) == ("L3", "problem", "kv_cache_config.enable_block_reuse")
     assert "L3 kv_cache_config.enable_block_reuse" in caplog.text
+
+
+def test_a_hook_of_an_unregistered_layer_raises_what_the_connector_raised(records):
+    class Raises(TensorWorker):
+        def wait_for_layer_load(self, layer_idx, stream):
+            raise LookupError(layer_idx)
+
+    worker = tracekv.trace(Raises)(None)
+    worker.register_kv_caches(torch.zeros(4, 3, 2, 8))
+    before = perf_counter_ns()
+    with pytest.raises(LookupError, match="40"):
+        worker.wait_for_layer_load(40, None)
+    (raised,) = [call for call in records(Call) if call.error]
+    assert (raised.callback, raised.error) == (Callback.WAIT_FOR_LAYER_LOAD, "LookupError")
+    assert before - 2 <= raised.started_ns <= raised.ended_ns
