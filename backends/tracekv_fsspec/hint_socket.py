@@ -213,7 +213,8 @@ def send_hint(path: Path, request: HintRequest) -> HintAnswer:
         peer.settimeout(2 * PEER_S + request.wait_ms / 1000)
         with address_of(path) as address:
             peer.connect(address)
-        _send(peer, request)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before it was read, and told why
+            _send(peer, request)
         try:
             return msgspec.msgpack.decode(_receive(peer), type=HintAnswer)
         except (msgspec.MsgspecError, EOFError, _TooLarge):

@@ -150,7 +150,7 @@ class Soak:
         for running in list(engine.running):
             if chance.random() < 0.02:
                 self._cancel(engine, running)
-            elif chance.random() < 0.01 and running.is_reported:
+            elif running.is_reported and chance.random() < 0.05:
                 engine.running.remove(running)
                 engine.free_pages(running)
                 self.counts.replayed += 1
