@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 
 from tracekv.contract import current_runtime
-from tracekv_fsspec import Worker
+from tracekv_fsspec import Scheduler, Worker
 from tracekv_fsspec.index import Shard
 
 
@@ -38,8 +39,32 @@ class StaleOnRank1(Worker):
         super().start_load_kv(stream)
 
 
+class ParksForEver(Scheduler):
+    """No segment that is read ever comes."""
+
+    def wait_for_initialization(self):
+        super().wait_for_initialization()
+        store = self._engine.stager.store
+        read = store.read
+
+        def held_up(path, ranges, into):
+            if path.endswith(".seg"):
+                threading.Event().wait()
+            read(path, ranges, into)
+
+        store.read = held_up
+
+
 class Dies(Worker):
-    """Kills its process when it has issued the copies of a pass: ``TEST_VICTIM`` names rank and direction, as ``1 loads``."""
+    """Kills its process where ``TEST_VICTIM`` names its rank: when it has issued the copies of a pass (``1 loads``, ``1 saves``), or
+    when it is asked again about a request that every rank holds (``1 parked``)."""
+
+    _is_holding = False
+
+    def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
+        self._die("parked", self._is_holding)
+        self._is_holding |= bool(started_loading_req_ids)
+        return super().get_finished(finished_gen_req_ids, started_loading_req_ids)
 
     def start_load_kv(self, stream):
         super().start_load_kv(stream)
@@ -49,8 +74,8 @@ class Dies(Worker):
         super().wait_for_save(stream)
         self._die("saves", self.get_connector_meta().saves)
 
-    def _die(self, direction, copies):
-        if copies and os.environ["TEST_VICTIM"] == f"{current_runtime().rank} {direction}":
+    def _die(self, where, is_there):
+        if is_there and os.environ["TEST_VICTIM"] == f"{current_runtime().rank} {where}":
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -128,6 +128,34 @@ def test_after_a_kill_in_a_copy_the_next_engine_starts_clean(victim, job, arena_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_a_kill_while_requests_are_parked_the_next_engine_starts_clean(
+    victim, job, arena_dir, two_ranks, mortal_ranks
+):
+    prompts = [[Prompt(tokens(PROMPT, seed=seed), 5) for seed in (1, 2)]]
+    parking = job(rounds=prompts, environ={"TRACEKV_FSSPEC__OFFER": "async", "TRACEKV_FSSPEC__OFFER_WAIT_MS": "0"})
+    two_ranks.run(parking)
+    holding = dataclasses.replace(
+        parking,
+        scheduler=f"{HERE}:ParksForEver",
+        worker=f"{HERE}:Dies",
+        environ={**parking.environ, "TEST_VICTIM": f"{victim} parked"},
+    )
+    failures = failure_of(mortal_ranks, holding)
+    assert failures[victim].what == "signal 9 (SIGKILL)"
+    assert failures[1 - victim].kind == "blocked"
+    assert len(list(arena_dir.iterdir())) == 1
+    after = two_ranks.run(dataclasses.replace(parking, observe=f"{HERE}:arena_at_rest"))
+    expected = alone("llama", prompts[0], chunk_tokens=256)
+    for result in after:
+        assert [request.tokens for request in result.requests] == [request.output_tokens for request in expected]
+        assert [request.honoured_tokens for request in result.requests] == [480, 480]
+    free, slots, under_way = after[0].observed
+    assert (free, under_way) == (dict.fromkeys(free, slots), 0)
+    assert list(arena_dir.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_a_slot_that_was_given_away_stops_the_engine(job, two_ranks, mortal_ranks):
     two_ranks.run(job())
     failures = failure_of(mortal_ranks, job(worker=f"{HERE}:StaleOnRank1"))
