@@ -7,8 +7,8 @@ from time import perf_counter_ns, time_ns
 from typing import Any
 
 from tracekv.journal.process import boot_id
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.reader import OpenHook
-from tracekv.journal.scan import ProcessScan
 from tracekv.journal.vocabulary import Callback
 from tracekv.views import ids
 from tracekv.views.facts import callback_name

@@ -11,8 +11,9 @@ from pathlib import Path
 from tracekv.journal.directory import journal_files
 from tracekv.journal.layout import JournalFormatError
 from tracekv.journal.process import boot_id
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import ConnectorWrapped, ProcessStarted, RegisterCall, RunJoined
-from tracekv.journal.scan import ProcessScan, Scan, scan
+from tracekv.journal.scan import Scan, scan
 from tracekv.rules import Checker
 from tracekv.rules.offline import judge_scanned, source_name
 from tracekv.views import top as view

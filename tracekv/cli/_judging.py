@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracekv.journal.scan import ProcessScan
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.rules import Checker, Finding
 from tracekv.rules.model import Limits
 from tracekv.rules.offline import judge_scanned, source_name

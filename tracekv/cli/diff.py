@@ -17,7 +17,7 @@ from tracekv._version import __version__
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._opening import scanned
 from tracekv.cli._output import CannotWrite, output_file
-from tracekv.journal.scan import ProcessScan
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.views.diff import Change, changes
 from tracekv.views.html import page
 from tracekv.views.summary import Summary

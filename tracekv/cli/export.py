@@ -20,8 +20,9 @@ from tracekv.agent.paths import NoJournals
 from tracekv.cli._judging import is_of_run
 from tracekv.cli._opening import scanned
 from tracekv.cli._output import STDOUT, CannotWrite, output_directory, output_file
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import Enqueued, RunJoined
-from tracekv.journal.scan import ProcessScan, Scan
+from tracekv.journal.scan import Scan
 from tracekv.rules import Checker, Finding
 from tracekv.rules.offline import judge_scanned
 from tracekv.settings import Settings, SettingsError

@@ -12,224 +12,26 @@ import contextlib
 import functools
 import mmap
 import os
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from tracekv.journal import archive, frames
-from tracekv.journal.archive import SourceState
 from tracekv.journal.frames import ArchiveScan, Kinds, Progress
 from tracekv.journal.layout import JournalFacts, JournalFormatError
-from tracekv.journal.naming import KINDS, LISTING, NAMING, TAGS, concerns, named_of
 from tracekv.journal.opening import files_of, is_archive, why_left_out
 from tracekv.journal.parallel import in_processes
-from tracekv.journal.reader import JournalState, RingReader
-from tracekv.journal.records import ClockAnchor, Record, decode
+from tracekv.journal.process_scan import ProcessScan
+from tracekv.journal.reader import RingReader
 
 T = TypeVar("T")
 #: Told the bytes that are done, and those that there are.
 Tell = Callable[[int, int], object]
 
-_DATED = frozenset(TAGS[kind] for kind in KINDS if "ended_ns" in kind.__struct_fields__)
 #: Bytes from which on several cores share the work.
 _LARGE = 32 << 20
-#: Sequence numbers that are ordered at a time; after each turn the pages that were read are given back.
-_TURN = 1 << 16
-
-
-class _Strand(NamedTuple):
-    """A part of a process's records whose numbers rise with their places: one ring, or its entries in an archive."""
-
-    kinds: Kinds
-    mapping: mmap.mmap
-    payload: Callable[[int], bytes | None]
-
-
-class ProcessScan:
-    """One process's records, as they were when it was scanned. One thread at a time.
-
-    Attributes:
-        facts: Who wrote them.
-        paths: Where they lie: a ring file, archives.
-        records: How many there are, each counted once; ``lost`` are those with lower numbers that aren't there any more.
-        next_sequence: One above the highest number.
-        undecodable: Records that were selected and aren't of this version.
-        truncated_bytes: By archive, what comes after its last whole entry.
-        ring: The open ring file where there is one, and ``ring_positions`` how far it was scanned: to follow it from here.
-    """
-
-    def __init__(self, facts: JournalFacts) -> None:
-        self.facts = facts
-        self.paths: list[Path] = []
-        self.records = 0
-        self.lost = 0
-        self.next_sequence = 0
-        self.undecodable = 0
-        self.truncated_bytes: dict[Path, int] = {}
-        self.ring: RingReader | None = None
-        self.ring_positions: list[int] = []
-        self._strands: list[_Strand] = []
-        self._archived: SourceState | None = None
-
-    def count(self, *kinds: type[Record]) -> int:
-        """Records of some kinds; those that lie in an archive and in a ring count twice here."""
-        tags = [TAGS[kind] for kind in kinds]
-        return sum(len(s.kinds.by_tag[tag][0]) for s in self._strands for tag in tags if tag in s.kinds.by_tag)
-
-    def select(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Record]:
-        """Records of some kinds (none: of all), in order, with numbers in ``[first, last)``."""
-        for _, record in self.numbered(*kinds, first=first, last=last):
-            yield record
-
-    def numbered(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, Record]]:
-        """As :meth:`select`, each with its number."""
-        for sequence, payload in self.payloads(*kinds, first=first, last=last):
-            try:
-                record = decode(payload)
-            except msgspec.DecodeError:
-                self.undecodable += 1
-                continue
-            yield sequence, record
-
-    def payloads(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """As :meth:`numbered`, encoded: for who wants to decode only a part of each."""
-        streams = self._streams([TAGS[kind] for kind in kinds])
-        end = self.next_sequence if last is None else min(last, self.next_sequence)
-        begins = [bisect_left(numbers, first) for numbers, _, _ in streams]
-        turn_end = first
-        while turn_end < end:
-            # A turn with nothing in it is skipped, not walked through.
-            ahead = [numbers[at] for (numbers, _, _), at in zip(streams, begins, strict=True) if at < len(numbers)]
-            if not ahead:
-                return
-            turn_end = min(end, max(turn_end, min(ahead)) + _TURN)
-            yield from self._turn(streams, begins, turn_end)
-            for strand in self._strands:
-                frames.give_back(strand.mapping)
-
-    def _turn(
-        self, streams: Sequence[tuple[Any, Any, _Strand]], begins: list[int], end: int
-    ) -> Iterator[tuple[int, bytes]]:
-        """The records below ``end``; numbers are sorted together with the index of their stream, whose places are in order."""
-        keys: list[int] = []
-        places: list[Iterator[int]] = []
-        for index, (numbers, where, _) in enumerate(streams):
-            begin = begins[index]
-            begins[index] = stop = bisect_left(numbers, end, begin)
-            keys += [number << 16 | index for number in numbers[begin:stop]]
-            places.append(iter(where[begin:stop]))
-        if len(streams) > 1:
-            keys.sort()
-        payload_of = [strand.payload for _, _, strand in streams]
-        before = -1
-        for key in keys:
-            index, sequence = key & 0xFFFF, key >> 16
-            place = next(places[index])
-            if sequence == before:
-                continue  # in a ring and in an archive
-            payload = payload_of[index](place)
-            if payload is not None:
-                before = sequence
-                yield sequence, payload
-
-    def _streams(self, tags: Sequence[int]) -> list[tuple[Any, Any, _Strand]]:
-        return [
-            (*found, strand)
-            for strand in self._strands
-            for tag, found in strand.kinds.by_tag.items()
-            if not tags or tag in tags
-        ]
-
-    def of_request(
-        self, request_id: int, *kinds: type[Record], first: int = 0, last: int | None = None
-    ) -> Iterator[tuple[int, Record]]:
-        """Records that name a request, or list it, with their numbers; ``kinds`` narrows them down."""
-        needle = msgspec.msgpack.encode(request_id)
-        wanted = [kind for kind in kinds or (*NAMING, *LISTING) if kind in NAMING or kind in LISTING]
-        for sequence, payload in self.payloads(*wanted, first=first, last=last) if wanted else ():
-            if needle in payload:
-                try:
-                    record = decode(payload)
-                except msgspec.DecodeError:
-                    self.undecodable += 1
-                    continue
-                if concerns(record, request_id):
-                    yield sequence, record
-
-    def of_requests(
-        self, request_ids: frozenset[int], *, first: int = 0, last: int | None = None
-    ) -> dict[int, list[tuple[int, Record]]]:
-        """As :meth:`of_request`, for several requests in one pass; each has a list, be it empty."""
-        found: dict[int, list[tuple[int, Record]]] = {request_id: [] for request_id in request_ids}
-        for sequence, payload in self.payloads(*NAMING, *LISTING, first=first, last=last):
-            try:
-                named = named_of(payload, request_ids)
-                if named:
-                    record = decode(payload)
-                    for request_id in named:
-                        found[request_id].append((sequence, record))
-            except msgspec.DecodeError:
-                self.undecodable += 1
-        return found
-
-    def sequence_at(self, at_ns: int) -> int:
-        """The number from which on records end at ``at_ns`` (monotonic) or later, as far as they lie in the order of their times."""
-        found = []
-        for strand in self._strands:
-            dated = [stream for tag, stream in strand.kinds.by_tag.items() if tag in _DATED]
-            numbers, places = max(dated, key=lambda stream: len(stream[0]), default=((), ()))
-            at = bisect_left(range(len(places)), at_ns, key=lambda i: _ended_ns(strand, places[i]))
-            if at < len(numbers):
-                found.append(numbers[at])
-        return min(found, default=self.next_sequence)
-
-    def is_alive(self) -> bool:
-        """Whether more can come."""
-        return self.ring is not None and self.ring.is_alive()
-
-    def state(self) -> JournalState:
-        """What the process was doing."""
-        if self.ring is not None:
-            return self.ring.state()
-        return self._archived.state if self._archived else JournalState(0, 0, [], [], 0)
-
-    def anchors(self) -> list[ClockAnchor]:
-        """Clock anchors of the process, oldest first."""
-        if self.ring is not None:
-            return self.ring.anchors()
-        own = ClockAnchor(self.facts.monotonic_ns, self.facts.wall_ns)
-        return self._archived.anchors if self._archived else [own]
-
-    def add_ring(self, reader: RingReader, scanned: Sequence[tuple[Kinds, int]]) -> None:
-        """Take a ring file of this process, of which each ring was scanned."""
-        self.paths.append(reader.path)
-        self.ring = reader
-        for area, (kinds, position) in zip(reader.areas, scanned, strict=True):
-            self.ring_positions.append(position)
-            payload = functools.partial(frames.ring_payload, reader.mapping, area, changes=reader.is_alive())
-            self._strands.append(_Strand(kinds, reader.mapping, payload))
-
-    def add_archived(self, path: Path, number: int, mapping: mmap.mmap, found: ArchiveScan) -> None:
-        """Take this process's part of an archive that was scanned."""
-        self.paths.append(path)
-        if found.truncated_bytes:
-            self.truncated_bytes[path] = found.truncated_bytes
-        if number in found.states:
-            self._archived = msgspec.msgpack.decode(found.states[number], type=SourceState)
-        kinds = found.kinds.get(number)
-        if kinds is not None:
-            self._strands.append(_Strand(kinds, mapping, functools.partial(frames.archive_payload, mapping)))
-
-    def close(self) -> None:
-        """All of its places are scanned: count."""
-        kinds = [strand.kinds for strand in self._strands]
-        self.next_sequence = 1 + max((each.last for each in kinds), default=-1)
-        # The rings of one file share no number; what is in an archive too is counted once.
-        self.records = sum(each.records for each in kinds) if len(self.paths) == 1 else len(_all_numbers(kinds))
-        self.lost = self.next_sequence - self.records
 
 
 class _RingFile:
@@ -401,15 +203,3 @@ class _Progress:
 def _workers(nbytes: int) -> int:
     """A fork isn't worth it for what takes milliseconds."""
     return len(os.sched_getaffinity(0)) if nbytes >= _LARGE else 1
-
-
-def _all_numbers(kinds: Sequence[Kinds]) -> set[int]:
-    return {number for each in kinds for numbers, _ in each.by_tag.values() for number in numbers}
-
-
-def _ended_ns(strand: _Strand, place: int) -> int:
-    payload = strand.payload(place)
-    try:
-        return int(getattr(decode(payload), "ended_ns", 0)) if payload is not None else 0
-    except msgspec.DecodeError:
-        return 0

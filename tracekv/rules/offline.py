@@ -9,10 +9,10 @@ from typing import NamedTuple, cast
 import msgspec
 
 from tracekv.journal.layout import JournalFacts
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.reader import JournalReader
 from tracekv.journal.records import Record, decode
 from tracekv.journal.ring import KEPT_RECORDS
-from tracekv.journal.scan import ProcessScan
 from tracekv.rules.checker import Checker
 
 _TOLD_EVERY = 4096

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tracekv._version import __version__
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.reader import JournalState
 from tracekv.journal.records import Transfer
-from tracekv.journal.scan import ProcessScan
 from tracekv.journal.vocabulary import Callback, Source
 from tracekv.views import ids
 from tracekv.views.bar_facts import bar_facts

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import Call, ConnectorWrapped, ProcessStarted, Record, RegisterCall, RunJoined
-from tracekv.journal.scan import ProcessScan
 from tracekv.journal.vocabulary import Side
 from tracekv.views import ids
 from tracekv.views.facts import Facts

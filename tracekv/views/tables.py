@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, BinaryIO, NamedTuple
 
+from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import (
     Call,
     IdlePolls,
@@ -22,7 +23,6 @@ from tracekv.journal.records import (
     StoreOperation,
     Transfer,
 )
-from tracekv.journal.scan import ProcessScan
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.views import ids
 from tracekv.views.clock import unix_offsets
