@@ -261,6 +261,19 @@ class Arena:
                     pins[number] += 1
         return numbers
 
+    def pin_whole(self, shard: Shard, keys: Sequence[bytes]) -> list[int] | None:
+        """:meth:`pin_run` where all of them are staged, which is a hit's way; None, and nothing is pinned, where one isn't."""
+        pool = self._pools[shard]
+        pins = pool.pins
+        with self._lock:
+            try:
+                numbers = list(map(pool.by_key.__getitem__, keys))
+            except KeyError:
+                return None
+            for number in numbers:
+                pins[number] += 1
+        return numbers
+
     def pin_again(self, shard: Shard, numbers: Iterable[int]) -> None:
         """One pin more on each of some slots that the caller has pinned."""
         pins = self._pools[shard].pins

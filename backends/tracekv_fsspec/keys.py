@@ -10,6 +10,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import iter_unpack
 
 import msgspec
@@ -78,6 +79,7 @@ def tenant_digest(deployment: bytes, cache_salt: str | None) -> bytes:
     return hashlib.sha256(_framed("tracekv tenant", deployment, cache_salt)).digest()[:16]
 
 
+@lru_cache(maxsize=256)
 def namespace_digest(
     deployment: bytes, *, cache_salt: str | None = None, multimodal: str | None = None, lora: str | None = None
 ) -> bytes:
@@ -123,15 +125,27 @@ class KeyChain:
         """Tokens known so far, those of an incomplete last block included."""
         return len(self.keys) * self.tokens_per_block + len(self._tail)
 
+    def append(self, token: int) -> bool:
+        """Append one token, unless it would complete a block (False): almost every pass of a request that generates.
+
+        Raises:
+            UnkeyableTokens: As :meth:`extend`.
+        """
+        tail = self._tail
+        if len(tail) + 1 >= self.tokens_per_block:
+            return False
+        try:
+            tail.append(token)
+        except (OverflowError, TypeError) as error:
+            raise UnkeyableTokens(f"a token id that is no uint32 ({type(error).__name__})") from None
+        return True
+
     def extend(self, tokens: Sequence[int] | array[int]) -> None:
         """Append tokens and hash the blocks that are complete now.
 
         Raises:
             UnkeyableTokens: An id outside uint32. The chain stays as it was.
         """
-        if len(tokens) == 1 and len(self._tail) + 1 < self.tokens_per_block:
-            self._tail.extend(as_uint32(tokens))  # almost every pass of a request that generates
-            return
         added = tokens if isinstance(tokens, array) else as_uint32(tokens)
         pending = self._tail + added if self._tail else added
         complete = len(pending) // self.tokens_per_block

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tracekv.contract import valid_page_slots
-from tracekv.contract.reading import cache_salt, new_block_ids
+from tracekv.contract.reading import cache_salt, has_new_blocks, new_block_ids
 from tracekv.journal.vocabulary import Tier
 from tracekv_fsspec.arena import Slot
+from tracekv_fsspec.keys import UnkeyableTokens
 from tracekv_fsspec.lookup import blocks_passed
 from tracekv_fsspec.offers import Engine
 from tracekv_fsspec.plan import Copy, StepPlan
@@ -60,7 +61,8 @@ class Planner:
         for data in output.new_requests:
             self._plan_request(data, True, plan, loaded, saved)
         for data in output.cached_requests:
-            self._plan_request(data, False, plan, loaded, saved)
+            if not self._only_generates(data):
+                self._plan_request(data, False, plan, loaded, saved)
         self._drop_unused_offers()
         self._engine.stager.copies.plan(step, loaded, saved)
         return plan
@@ -83,6 +85,21 @@ class Planner:
                 # The runtime counts these tokens as computed. Should it come back for them, they are looked for again.
                 taken = offer.tokens if offer.honoured_tokens is None else min(offer.honoured_tokens, offer.tokens)
                 request.owed = replace(offer, end=offer.block_of(taken, size), end_token=offer.first_token + taken)
+
+    def _only_generates(self, data: Any) -> bool:
+        """Take up a record of one token that needs no page and completes no block: almost every record of a request that generates."""
+        request = self._requests.get(int(data.request_id))
+        if request is None or not request.is_reported or request.chain is None:
+            return False
+        tokens = data.new_tokens
+        if len(tokens) != 1 or has_new_blocks(data):
+            return False
+        if not self._saves.has_nothing(request, int(data.computed_position) + int(data.num_scheduled_tokens)):
+            return False
+        try:
+            return request.chain.append(tokens[0])
+        except UnkeyableTokens:
+            return False
 
     def _plan_request(
         self, data: Any, is_new: bool, plan: StepPlan, loaded: list[Slot], saved: list[SaveBlock]

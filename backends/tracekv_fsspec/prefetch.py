@@ -36,8 +36,6 @@ HINT_LIFE_S = 30.0
 FIRST_LOOK_S = 0.05
 #: Blocks that are hashed at once, so that the engine's thread gets its turn in between.
 _HASHED = 256
-#: Of a prompt's tokens, every so manieth has to be the hint's.
-_SAMPLED = 16
 
 
 @dataclass(eq=False)
@@ -145,7 +143,7 @@ class Prefetcher:
     ) -> tuple[KeyChain, array[int]] | None:
         """The chain of a hinted prompt and the tokens that were hashed for it, if it is surely this prompt's and ready.
 
-        Its length, every 16th token and its last block are compared here, all of it when the request is reported first.
+        Its length, its last block and the first token of each are compared here, all of it when the request is reported first.
         """
         hint = self._of_request.get(request_id)
         if hint is None or hint.chain is None or hint.tokens is None:
@@ -155,7 +153,7 @@ class Prefetcher:
         if hint.namespace != namespace or hint.prompt_tokens != len(tokens) or len(chain.keys) != blocks:
             return None
         known = blocks * size
-        if as_uint32(tokens[:known:_SAMPLED]) != hinted[::_SAMPLED]:
+        if as_uint32(tokens[:known:size]) != hinted[::size]:
             return None
         if as_uint32(tokens[known - size : known]) != hinted[-size:]:
             return None

@@ -77,10 +77,11 @@ class Reader:
         is_whole = True
         for shard, numbers in ticket.numbers.items():
             first = ticket.skipped.get(shard, 0)
-            pinned = self._arena.pin_run(shard, keys[first:] if first else keys)
-            is_whole = is_whole and None not in pinned
+            wanted_keys = keys[first:] if first else keys
+            whole = self._arena.pin_whole(shard, wanted_keys)
+            is_whole = is_whole and whole is not None
             numbers.extend([None] * first)
-            numbers.extend(pinned)
+            numbers.extend(self._arena.pin_run(shard, wanted_keys) if whole is None else whole)
         if is_whole:
             ticket.found_whole()
             return ticket

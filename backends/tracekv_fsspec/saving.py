@@ -29,7 +29,13 @@ class SavePlanner:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._may_not = engine.settings.role == "consumer"
+        self._block = engine.tokens_per_block
         self._groups = {group.layer_group_id: group for group in engine.layout.groups}
+
+    def has_nothing(self, request: Request, end_token: int) -> bool:
+        """Whether a pass that ends there completes nothing to save."""
+        return self._may_not or (request.tail is None and (request.next_save + 1) * self._block > end_token)
 
     def plan(
         self, request: Request, position: int, scheduled: int, is_new: bool, plan: StepPlan, saved: list[SaveBlock]
@@ -45,10 +51,8 @@ class SavePlanner:
             plan: Gets the copies.
             saved: Gets the blocks that they fill.
         """
-        if request.chain is None or self._engine.settings.role == "consumer":
+        if request.chain is None or self.has_nothing(request, position + scheduled):
             return
-        if request.tail is None and (request.next_save + 1) * self._engine.tokens_per_block > position + scheduled:
-            return  # almost every pass of a request that generates
         saves: dict[Shard, Copy] = {}
         dropped: dict[Shard, int] = defaultdict(int)
         for block in self._completed(request, position + scheduled):

@@ -83,6 +83,16 @@ def test_pin_each_tells_which_keys_are_missing():
     assert memory.pin_each(ONE, [b"b" * 16, b"a" * 16]) == [None, slot]
 
 
+def test_pin_whole_pins_all_keys_or_none():
+    memory = arena()
+    slots = [fill(memory, ONE, key) for key in (b"a" * 16, b"b" * 16)]
+    memory.unpin_each(slots)
+    assert memory.pin_whole(ONE, [b"a" * 16, b"c" * 16]) is None
+    assert memory.free_slots(ONE) == SLOTS
+    assert memory.pin_whole(ONE, [b"a" * 16, b"b" * 16]) == [slot.number for slot in slots]
+    assert memory.free_slots(ONE) == SLOTS - 2
+
+
 class ArenaMachine(RuleBasedStateMachine):
     """The arena against a plain model: which key is in which slot with which bytes, and how often it is pinned."""
 

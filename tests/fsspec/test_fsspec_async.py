@@ -379,6 +379,7 @@ def test_blocks_that_are_gone_when_their_request_comes_back_stop_the_engine(park
     stager = engine.scheduler._engine.stager
     (number,) = stager.parking._runs
     stager.parking.forget(number)
+    monkeypatch.setattr(stager.arena, "pin_whole", lambda shard, keys: None)
     monkeypatch.setattr(stager.arena, "pin_run", lambda shard, keys: [None] * len(keys))
     store.error = FileNotFoundError(2, "gone")
     with pytest.raises(OfferLost, match="going on would serve wrong KV"):

@@ -67,6 +67,17 @@ def test_a_chain_grown_piece_by_piece_is_the_chain_of_the_whole(ids, pieces):
     assert chain.tokens == len(ids[:at])
 
 
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
+def test_a_chain_grown_token_by_token_is_the_chain_of_the_whole(ids):
+    chain, whole = KeyChain(bytes(32), 4), KeyChain(bytes(32), 4)
+    for known, token in enumerate(ids, 1):
+        assert chain.append(token) == bool(known % 4)
+        if not known % 4:
+            chain.extend([token])
+    whole.extend(ids)
+    assert (chain.keys, chain.tail) == (whole.keys, whole.tail)
+
+
 def test_a_key_is_the_chained_sha256_of_little_endian_tokens():
     namespace = namespace_digest(bytes(32), cache_salt="s")
     chain = KeyChain(namespace, 2)
@@ -83,6 +94,8 @@ def test_a_token_that_is_no_uint32_has_no_key_and_leaves_the_chain_as_it_was(bad
     with pytest.raises(UnkeyableTokens):
         chain.extend([4, bad])
     chain.extend([4])
+    with pytest.raises(UnkeyableTokens):
+        chain.append(bad)
     whole = KeyChain(bytes(32), 2)
     whole.extend([1, 2, 3, 4])
     assert chain.keys == whole.keys

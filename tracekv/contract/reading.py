@@ -131,6 +131,14 @@ def new_block_ids(data: Any) -> list[list[int]]:
     return [list(ids) for ids in grouped]
 
 
+def has_new_blocks(data: Any) -> bool:
+    """Whether :func:`new_block_ids` names any."""
+    grouped = getattr(data, "new_block_ids_by_layer_group", None)
+    if not grouped:
+        return bool(data.new_block_ids)
+    return any(grouped.values() if isinstance(grouped, dict) else grouped)
+
+
 @dataclass(frozen=True)
 class RegionView:
     """A byte range per page slot; ``slots(dtype)`` is a ``[num_slots, size]`` uint8 view of the memory.
