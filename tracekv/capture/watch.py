@@ -63,12 +63,14 @@ class PageOwners(Observer):
             return next(reversed(owners)) if owners else UNKNOWN_REQUEST
 
     def allocated(self, request: Any, pages: list[list[int]]) -> None:
-        """``update_state_after_alloc``."""
-        self._own(request.request_id, pages)
+        """``update_state_after_alloc``: all of its pages. What it had before (a replay) is nobody's now."""
+        self._own(request.request_id, pages, is_anew=True)
 
     def built(self, scheduler_output: Any) -> None:
-        """``build_connector_meta``."""
-        for data in (*scheduler_output.new_requests, *scheduler_output.cached_requests):
+        """``build_connector_meta``: all pages of a new request, further ones of the others."""
+        for data in scheduler_output.new_requests:
+            self._own(data.request_id, reading.new_block_ids(data), is_anew=True)
+        for data in scheduler_output.cached_requests:
             pages = reading.new_block_ids(data)
             if any(pages):
                 self._own(data.request_id, pages)
@@ -79,8 +81,10 @@ class PageOwners(Observer):
             with self._lock:
                 self._disown(request.request_id)
 
-    def _own(self, request_id: int, pages: list[list[int]]) -> None:
+    def _own(self, request_id: int, pages: list[list[int]], *, is_anew: bool = False) -> None:
         with self._lock:
+            if is_anew:
+                self._disown(request_id)
             self._take(request_id, pages)
 
     def _take(self, request_id: int, pages: list[list[int]]) -> None:
