@@ -8,7 +8,8 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from zlib import crc32
 
 from tracekv.journal import archive
@@ -22,29 +23,40 @@ Progress = Callable[[int], object]
 """Told how many bytes of a file were passed since it was told last."""
 
 
+class Column(NamedTuple):
+    """The records of one tag, in order: their sequence numbers, where they lie, and the bytes of their payloads.
+
+    What a place is, whoever scanned knows: a position of a ring, or where a payload begins in an archive.
+    """
+
+    numbers: array[int]
+    places: array[int]
+    lengths: array[int]
+
+
 class Kinds:
-    """Where the records of one process lie in one place, by tag; positions and sequence numbers rise within a tag.
+    """Where the records of one process lie in one place, by tag; places and sequence numbers rise within a tag.
 
     Attributes:
-        by_tag: ``{tag: (sequence numbers, places)}``; what a place is, the owner knows.
+        by_tag: A column for each tag there is.
         first: Lowest sequence number; ``last`` the highest, -1 for none.
         records: How many there are.
     """
 
     def __init__(self) -> None:
-        self.by_tag: dict[int, tuple[array[int], array[int]]] = {}
+        self.by_tag: dict[int, Column] = {}
         self.first = -1
         self.last = -1
         self.records = 0
 
-    def tag(self, tag: int) -> tuple[array[int], array[int]]:
-        """The numbers and places of a tag, to be appended to."""
-        found = self.by_tag[tag] = (array("Q"), array("Q"))
+    def tag(self, tag: int) -> Column:
+        """The column of a tag that wasn't seen yet, to be appended to."""
+        found = self.by_tag[tag] = Column(array("Q"), array("Q"), array("I"))
         return found
 
     def close(self) -> None:
         """Sum up, when all is appended."""
-        numbers = [numbers for numbers, _ in self.by_tag.values() if numbers]
+        numbers = [column.numbers for column in self.by_tag.values() if column.numbers]
         self.records = sum(map(len, numbers))
         self.first = min((each[0] for each in numbers), default=-1)
         self.last = max((each[-1] for each in numbers), default=-1)
@@ -83,6 +95,7 @@ def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds
             found = by_tag.get(tag) or kinds.tag(tag)
             found[0].append(sequence)
             found[1].append(position)
+            found[2].append(length)
             position += (FRAME_BYTES + length + SLOT_BYTES - 1) // SLOT_BYTES
             end_of_read = position
             if position > window:
@@ -101,19 +114,34 @@ def _crc(view: memoryview, begin: int, end: int, base: int, ring_bytes: int) -> 
     return crc32(view[base : base + end - edge], crc32(view[begin + 4 : edge]))
 
 
-def ring_payload(mapping: mmap.mmap, area: Area, position: int, *, changes: bool) -> bytes | None:
-    """The payload at a position as it is now; None where it was overwritten since, or is being, where that may be (``changes``)."""
+def ring_payloads(
+    mapping: mmap.mmap, area: Area, places: Sequence[int], lengths: Sequence[int], *, changes: bool
+) -> list[bytes | None]:
+    """The payloads at some positions as they are now.
+
+    Args:
+        changes: The writer lives: None stands for those that were overwritten since, or are being.
+    """
+    if changes:
+        return [_unless_overwritten(mapping, area, *each) for each in zip(places, lengths, strict=True)]
     base, slots, _ = area
-    begin = base + position % slots * SLOT_BYTES
+    first, edge = base + FRAME_BYTES, base + slots * SLOT_BYTES
+    return [
+        mapping[begin:end]
+        if (end := (begin := first + place % slots * SLOT_BYTES) + length) <= edge
+        else mapping[begin:edge] + mapping[base : base + end - edge]
+        for place, length in zip(places, lengths, strict=True)
+    ]
+
+
+def _unless_overwritten(mapping: mmap.mmap, area: Area, position: int, length: int) -> bytes | None:
     # Copied first: what the CRC is taken over is what is used.
-    head = mapping[begin : begin + FRAME_BYTES]
-    crc, length, stored, _ = FRAME.unpack(head)
-    if stored != position or length > slots * SLOT_BYTES - FRAME_BYTES:
+    begin = area.offset + position % area.slots * SLOT_BYTES
+    crc, _, stored, _ = FRAME.unpack(head := mapping[begin : begin + FRAME_BYTES])
+    if stored != position:
         return None
-    begin += FRAME_BYTES
-    end, edge = begin + length, base + slots * SLOT_BYTES
-    payload = mapping[begin:end] if end <= edge else mapping[begin:edge] + mapping[base : base + end - edge]
-    return payload if not changes or crc32(payload, crc32(head[4:])) == crc else None
+    (payload,) = ring_payloads(mapping, area, [position], [length], changes=False)
+    return payload if payload is not None and crc32(payload, crc32(head[4:])) == crc else None
 
 
 class ArchiveScan:
@@ -121,7 +149,7 @@ class ArchiveScan:
 
     Attributes:
         facts, states: Encoded facts of each source, and the last state, by number.
-        kinds: Records of each source; places are offsets of entries.
+        kinds: Records of each source; places are where their payloads begin.
         truncated_bytes: What comes after the last whole entry.
     """
 
@@ -133,7 +161,7 @@ class ArchiveScan:
         offset = archive.PREFIX.size
         window = _WINDOW
         entry_bytes, unpack, record = archive.ENTRY.size, archive.ENTRY.unpack_from, archive.RECORD
-        tags: dict[tuple[int, int], tuple[array[int], array[int]]] = {}
+        tags: dict[tuple[int, int], Column] = {}
         with memoryview(mapping) as view:
             while offset + entry_bytes <= size:
                 crc, length, kind, source, sequence = unpack(view, offset)
@@ -147,7 +175,8 @@ class ArchiveScan:
                     if found is None:
                         found = tags[source, tag] = self.kinds.setdefault(source, Kinds()).tag(tag)
                     found[0].append(sequence)
-                    found[1].append(offset)
+                    found[1].append(payload)
+                    found[2].append(length)
                 elif kind != record:
                     (self.facts if kind == archive.FACTS else self.states)[source] = mapping[payload:end]
                 offset = end
@@ -161,11 +190,9 @@ class ArchiveScan:
             each.close()
 
 
-def archive_payload(mapping: mmap.mmap, offset: int) -> bytes:
-    """The payload of the entry at ``offset``, which was checked before."""
-    length: int = archive.ENTRY.unpack_from(mapping, offset)[1]
-    begin = offset + archive.ENTRY.size
-    return mapping[begin : begin + length]
+def archive_payloads(mapping: mmap.mmap, places: Sequence[int], lengths: Sequence[int]) -> list[bytes | None]:
+    """The payloads at some places, which were checked before."""
+    return [mapping[place : place + length] for place, length in zip(places, lengths, strict=True)]
 
 
 def give_back(mapping: mmap.mmap) -> None:

@@ -10,21 +10,22 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from tracekv.journal import frames
 from tracekv.journal.archive import SourceState
-from tracekv.journal.frames import ArchiveScan, Kinds
+from tracekv.journal.frames import ArchiveScan, Column, Kinds
 from tracekv.journal.layout import JournalFacts
 from tracekv.journal.naming import KINDS, LISTING, NAMING, TAGS, concerns, named_of
 from tracekv.journal.reader import JournalState, RingReader
 from tracekv.journal.records import ClockAnchor, Record, decode
 
 _DATED = frozenset(TAGS[kind] for kind in KINDS if "ended_ns" in kind.__struct_fields__)
-#: Sequence numbers that are ordered at a time; after each turn the pages that were read are given back.
-_TURN = 1 << 16
+#: Sequence numbers that are ordered at a time, at first: who wants one record needn't wait for thousands. Later it is as many as
+#: have about so many bytes of payload.
+_FIRST_TURN, _TURN_BYTES = 1 << 8, 4 << 20
 
 
 class _Strand(NamedTuple):
@@ -32,7 +33,7 @@ class _Strand(NamedTuple):
 
     kinds: Kinds
     mapping: mmap.mmap
-    payload: Callable[[int], bytes | None]
+    payloads: Callable[[Sequence[int], Sequence[int]], list[bytes | None]]
 
 
 class ProcessScan:
@@ -64,7 +65,7 @@ class ProcessScan:
     def count(self, *kinds: type[Record]) -> int:
         """Records of some kinds; those that lie in an archive and in a ring count twice here."""
         tags = [TAGS[kind] for kind in kinds]
-        return sum(len(s.kinds.by_tag[tag][0]) for s in self._strands for tag in tags if tag in s.kinds.by_tag)
+        return sum(len(s.kinds.by_tag[tag].numbers) for s in self._strands for tag in tags if tag in s.kinds.by_tag)
 
     def select(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Record]:
         """Records of some kinds (none: of all), in order, with numbers in ``[first, last)``."""
@@ -73,60 +74,72 @@ class ProcessScan:
 
     def numbered(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, Record]]:
         """As :meth:`select`, each with its number."""
-        for sequence, payload in self.payloads(*kinds, first=first, last=last):
-            try:
-                record = decode(payload)
-            except msgspec.DecodeError:
-                self.undecodable += 1
-                continue
-            yield sequence, record
+        for numbers, payloads in self.batches(*kinds, first=first, last=last):
+            for sequence, payload in zip(numbers, payloads, strict=True):
+                try:
+                    record = decode(payload)
+                except msgspec.DecodeError:
+                    self.undecodable += 1
+                    continue
+                yield sequence, record
 
     def payloads(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
         """As :meth:`numbered`, encoded: for who wants to decode only a part of each."""
+        for numbers, payloads in self.batches(*kinds, first=first, last=last):
+            yield from zip(numbers, payloads, strict=True)
+
+    def batches(
+        self, *kinds: type[Record], first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
+        """As :meth:`payloads`, many at a time: their numbers, and as many payloads. A batch may be empty."""
         streams = self._streams([TAGS[kind] for kind in kinds])
         end = self.next_sequence if last is None else min(last, self.next_sequence)
-        begins = [bisect_left(numbers, first) for numbers, _, _ in streams]
-        turn_end = first
+        begins = [bisect_left(column.numbers, first) for column, _ in streams]
+        turn_end, turn = first, _FIRST_TURN
         while turn_end < end:
             # A turn with nothing in it is skipped, not walked through.
-            ahead = [numbers[at] for (numbers, _, _), at in zip(streams, begins, strict=True) if at < len(numbers)]
+            ahead = [
+                column.numbers[at] for (column, _), at in zip(streams, begins, strict=True) if at < len(column.numbers)
+            ]
             if not ahead:
                 return
-            turn_end = min(end, max(turn_end, min(ahead)) + _TURN)
-            yield from self._turn(streams, begins, turn_end)
+            turn_end = min(end, max(turn_end, min(ahead)) + turn)
+            found = self._turn(streams, begins, turn_end)
+            yield found
+            turn = 2 * turn if sum(map(len, found[1])) < _TURN_BYTES else max(_FIRST_TURN, turn // 2)
             for strand in self._strands:
                 frames.give_back(strand.mapping)
 
     def _turn(
-        self, streams: Sequence[tuple[Any, Any, _Strand]], begins: list[int], end: int
-    ) -> Iterator[tuple[int, bytes]]:
-        """The records below ``end``; numbers are sorted together with the index of their stream, whose places are in order."""
+        self, streams: Sequence[tuple[Column, _Strand]], begins: list[int], end: int
+    ) -> tuple[Sequence[int], Sequence[bytes]]:
+        """The records below ``end``; numbers are sorted together with the index of their stream, whose payloads are in order."""
         keys: list[int] = []
-        places: list[Iterator[int]] = []
-        for index, (numbers, where, _) in enumerate(streams):
-            begin = begins[index]
-            begins[index] = stop = bisect_left(numbers, end, begin)
-            keys += [number << 16 | index for number in numbers[begin:stop]]
-            places.append(iter(where[begin:stop]))
+        found: list[Iterator[bytes | None]] = []
+        for index, (column, strand) in enumerate(streams):
+            part = slice(begins[index], bisect_left(column.numbers, end, begins[index]))
+            begins[index] = part.stop
+            keys += [number << 16 | index for number in column.numbers[part]]
+            found.append(iter(strand.payloads(column.places[part], column.lengths[part])))
         if len(streams) > 1:
             keys.sort()
-        payload_of = [strand.payload for _, _, strand in streams]
+        numbers, payloads = [], []
         before = -1
         for key in keys:
-            index, sequence = key & 0xFFFF, key >> 16
-            place = next(places[index])
-            if sequence == before:
-                continue  # in a ring and in an archive
-            payload = payload_of[index](place)
-            if payload is not None:
+            payload = next(found[key & 0xFFFF])
+            sequence = key >> 16
+            # It may be in a ring and in an archive.
+            if payload is not None and sequence != before:
                 before = sequence
-                yield sequence, payload
+                numbers.append(sequence)
+                payloads.append(payload)
+        return numbers, payloads
 
-    def _streams(self, tags: Sequence[int]) -> list[tuple[Any, Any, _Strand]]:
+    def _streams(self, tags: Sequence[int]) -> list[tuple[Column, _Strand]]:
         return [
-            (*found, strand)
+            (column, strand)
             for strand in self._strands
-            for tag, found in strand.kinds.by_tag.items()
+            for tag, column in strand.kinds.by_tag.items()
             if not tags or tag in tags
         ]
 
@@ -164,13 +177,14 @@ class ProcessScan:
 
     def sequence_at(self, at_ns: int) -> int:
         """The number from which on records end at ``at_ns`` (monotonic) or later, as far as they lie in the order of their times."""
-        found = []
+        found: list[int] = []
         for strand in self._strands:
-            dated = [stream for tag, stream in strand.kinds.by_tag.items() if tag in _DATED]
-            numbers, places = max(dated, key=lambda stream: len(stream[0]), default=((), ()))
-            at = bisect_left(range(len(places)), at_ns, key=lambda i: _ended_ns(strand, places[i]))
-            if at < len(numbers):
-                found.append(numbers[at])
+            dated = [column for tag, column in strand.kinds.by_tag.items() if tag in _DATED]
+            if dated:
+                column = max(dated, key=lambda column: len(column.numbers))
+                ended_ns = functools.partial(_ended_ns, strand, column)
+                at = bisect_left(range(len(column.numbers)), at_ns, key=ended_ns)
+                found += column.numbers[at : at + 1]
         return min(found, default=self.next_sequence)
 
     def is_alive(self) -> bool:
@@ -196,8 +210,8 @@ class ProcessScan:
         self.ring = reader
         for area, (kinds, position) in zip(reader.areas, scanned, strict=True):
             self.ring_positions.append(position)
-            payload = functools.partial(frames.ring_payload, reader.mapping, area, changes=reader.is_alive())
-            self._strands.append(_Strand(kinds, reader.mapping, payload))
+            payloads = functools.partial(frames.ring_payloads, reader.mapping, area, changes=reader.is_alive())
+            self._strands.append(_Strand(kinds, reader.mapping, payloads))
 
     def add_archived(self, path: Path, number: int, mapping: mmap.mmap, found: ArchiveScan) -> None:
         """Take this process's part of an archive that was scanned."""
@@ -208,7 +222,7 @@ class ProcessScan:
             self._archived = msgspec.msgpack.decode(found.states[number], type=SourceState)
         kinds = found.kinds.get(number)
         if kinds is not None:
-            self._strands.append(_Strand(kinds, mapping, functools.partial(frames.archive_payload, mapping)))
+            self._strands.append(_Strand(kinds, mapping, functools.partial(frames.archive_payloads, mapping)))
 
     def close(self) -> None:
         """All of its places are scanned: count."""
@@ -220,11 +234,11 @@ class ProcessScan:
 
 
 def _all_numbers(kinds: Sequence[Kinds]) -> set[int]:
-    return {number for each in kinds for numbers, _ in each.by_tag.values() for number in numbers}
+    return {number for each in kinds for column in each.by_tag.values() for number in column.numbers}
 
 
-def _ended_ns(strand: _Strand, place: int) -> int:
-    payload = strand.payload(place)
+def _ended_ns(strand: _Strand, column: Column, at: int) -> int:
+    (payload,) = strand.payloads(column.places[at : at + 1], column.lengths[at : at + 1])
     try:
         return int(getattr(decode(payload), "ended_ns", 0)) if payload is not None else 0
     except msgspec.DecodeError:
