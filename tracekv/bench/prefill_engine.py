@@ -6,6 +6,7 @@ import itertools
 import mmap
 import os
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 import torch
 
-from tracekv.bench.prefill import PrefillCost
+from tracekv.bench.prefill import SAVE_TURNS, PrefillCost
 from tracekv.bench.prefill_parts import IDLE_LAYERS, IDLE_REQUESTS, STAGED_MIB, Staging, empty, idle_steps, queries
 from tracekv.bench.rounds import Spread, interleave, paired
 from tracekv.harness import Executor, build_model
@@ -100,33 +101,36 @@ class Bench:
         return engine
 
     def saving(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds of prefills that are saved and of the same without a connector, wall and processor time.
+        """Seconds of a prefill that is saved and of the same without a connector, wall and processor time, by round.
 
-        The two take turns pass by pass, so that what slows the machine down for a moment slows both.
+        They take turns prompt by prompt, and all is stored before the other's turn: what the connector's own threads take from a
+        prefill, they take from the one that is saved.
         """
         blocks = 2 * SAVE_TOKENS // TOKENS_PER_BLOCK
         engines = {"bare": self.engine(None, blocks), "saving": self.engine(self._url("saving"), blocks)}
-        times: dict[str, list[float]] = {name: [] for name in ("bare", "saving", "bare_cpu", "saving_cpu")}
-        for number in range(rounds + 1):
-            requests = {name: engine.submit(self.tokens(SAVE_TOKENS), 1) for name, engine in engines.items()}
-            took = dict.fromkeys(times, 0.0)
-            for turn in itertools.count(number):
-                order = [name for name in sorted(engines, reverse=bool(turn % 2)) if engines[name].has_work]
-                if not order:
-                    break
-                for name in order:
-                    began = thread_time()
-                    took[name] += _timed(engines[name].step)
-                    took[f"{name}_cpu"] += thread_time() - began
-            for request in requests.values():
-                if request.error is not None:
-                    raise request.error
-            if not engines["saving"].scheduler.flush(_WAIT_S):
+        cpu: dict[str, list[float]] = {f"{name}_cpu": [] for name in engines}
+
+        def prefill(name: str) -> float:
+            engine = engines[name]
+            request = engine.submit(self.tokens(SAVE_TOKENS), 1)
+            began = thread_time()
+            took = _timed(engine.run)
+            cpu[f"{name}_cpu"].append(thread_time() - began)
+            if request.error is not None:
+                raise request.error
+            if engine.scheduler is not None and not engine.scheduler.flush(_WAIT_S):
                 raise RuntimeError("tracekv: the benchmark's store took too long")
-            if number:  # the first one warms up
-                for name, seconds in took.items():
-                    times[name].append(seconds)
-        return times
+            return took
+
+        for name in engines:
+            prefill(name)
+        for each in cpu.values():
+            each.clear()
+        times = interleave({name: partial(prefill, name) for name in engines}, SAVE_TURNS * rounds) | cpu
+        return {
+            name: [statistics.median(turns[at : at + SAVE_TURNS]) for at in range(0, len(turns), SAVE_TURNS)]
+            for name, turns in times.items()
+        }
 
     def warm(self, rounds: int) -> dict[str, list[float]]:
         """Seconds to the first token, from the arena, with a hint, from the store, and the two parts of the floor."""

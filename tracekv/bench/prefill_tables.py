@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekv.bench import page
+from tracekv.bench.prefill import SAVE_TURNS
 
 if TYPE_CHECKING:
     from tracekv.bench.prefill import PrefillCost
@@ -36,11 +37,11 @@ def prefill_body(cost: PrefillCost) -> str:
     note = (
         f"A Llama of {cost.layers} layers with random weights on one thread, {cost.kv_bytes_per_token:,} bytes of KV per token "
         f"(float32), pages of {cost.tokens_per_block} tokens ({cost.page_bytes >> 10} KiB). *Saved*: prompts of "
-        f"{cost.save_tokens:,} tokens, {cost.prefill_ms:.0f} ms each without a connector, turns pass by pass. "
-        f"*First token*: {cost.warm_tokens:,} tokens "
-        f"are loaded and {cost.rest_tokens} computed. *Per step*: {cost.idle_requests} generating requests, {cost.idle_layers} layers "
-        f"with two hooks each, the median of a turn's steps. *Query*: the fastest of five. *Staging*: {cost.staged_mib} MiB in "
-        "blocks of 256 KiB, cold. *Commit*: the index is refreshed every 2,000 ms; only the hint brings an offer sooner."
+        f"{cost.save_tokens:,} tokens, {cost.prefill_ms:.0f} ms each without a connector, the median of {SAVE_TURNS} in a round, in "
+        f"turns. *First token*: {cost.warm_tokens:,} tokens are loaded and {cost.rest_tokens} computed. *Per step*: "
+        f"{cost.idle_requests} generating requests, {cost.idle_layers} layers with two hooks each, the median of a turn's steps. "
+        f"*Query*: the fastest of five. *Staging*: {cost.staged_mib} MiB in blocks of 256 KiB, cold. *Commit*: the index is "
+        "refreshed every 2,000 ms; only the hint brings an offer sooner."
     )
     rounds = f"{cost.rounds} interleaved rounds."
     return f"{described}. {rounds}\n\n{page.table(('', 'median', 'range', 'goal'), rows)}\n\n{note}"
