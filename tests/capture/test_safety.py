@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import pickle
 import threading
@@ -13,7 +14,9 @@ from tests.support.connectors import FlatScheduler, TensorWorker, request
 from tracekv import capture
 from tracekv.contract import SchedulerOutput, reading
 from tracekv.journal.current import current
-from tracekv.journal.records import BindCall, Call, QueryCall, TracerFault
+from tracekv.journal.opening import open_journals
+from tracekv.journal.records import BindCall, Call, ProcessStarted, QueryCall, TracerFault
+from tracekv.journal.vocabulary import Callback
 from tracekv.settings import SettingsError
 
 
@@ -179,6 +182,35 @@ def test_a_forked_child_writes_nothing_into_its_parents_journal(records):
     assert os.waitpid(pid, 0)[1] == 0
     worker.start_load_kv(None)
     assert len(records()) == before + 1
+
+
+def loads_in_a_child(passes):
+    worker = tracekv.trace(TensorWorker)(None)
+    for _ in range(passes):
+        worker.start_load_kv(None)
+    os._exit(0)  # as an engine's process that is ended from outside
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_is_started_anew_writes_a_journal_of_its_own(records, tmp_path, method):
+    worker = tracekv.trace(TensorWorker)(None)
+    worker.start_load_kv(None)
+    before = len(records())
+    child = multiprocessing.get_context(method).Process(target=loads_in_a_child, args=(3,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert len(records()) == before
+    loads = {}
+    for reader in open_journals(tmp_path / "journals"):
+        found, _, lost = reader.read(0)
+        reader.close()
+        assert lost == 0
+        (started,) = [record for record in found if isinstance(record, ProcessStarted)]
+        loads[started.pid] = sum(
+            isinstance(record, Call) and record.callback is Callback.START_LOAD_KV for record in found
+        )
+    assert loads == {os.getpid(): 1, child.pid: 3}
 
 
 def test_a_session_can_end_and_begin_again(records):
