@@ -208,7 +208,7 @@ def test_a_process_that_is_started_anew_writes_a_journal_of_its_own(records, tmp
         assert lost == 0
         (started,) = [record for record in found if isinstance(record, ProcessStarted)]
         loads[started.pid] = sum(
-            isinstance(record, Call) and record.callback is Callback.START_LOAD_KV for record in found
+            isinstance(record, Call) and record.callback == Callback.START_LOAD_KV for record in found
         )
     assert loads == {os.getpid(): 1, child.pid: 3}
 
