@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,13 @@ def pin_for_gpu(layout: LayoutView, buffer: memoryview) -> Callable[[], None] | 
     Where that fails, copies are as right and slower: it is said once, and the engine goes on.
 
     Returns:
-        What undoes it, once no copy is under way; None where nothing was registered.
+        What undoes it, once no copy is under way, which it waits for; None where nothing was registered.
     """
     import torch
 
-    if not any(region.slots().is_cuda for group in layout.groups for region in group.regions):
+    devices = {region.slots().device for group in layout.groups for region in group.regions}
+    devices = {device for device in devices if device.type == "cuda"}
+    if not devices:
         return None
     address, size = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr(), len(buffer)
     try:
@@ -38,6 +41,9 @@ def pin_for_gpu(layout: LayoutView, buffer: memoryview) -> Callable[[], None] | 
         return None
 
     def undo() -> None:
+        for device in devices:
+            with contextlib.suppress(RuntimeError):  # a device that has failed copies nothing any more
+                torch.cuda.synchronize(device)
         runtime.cudaHostUnregister(address)
 
     return undo

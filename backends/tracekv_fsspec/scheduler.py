@@ -14,6 +14,7 @@ from tracekv.contract.reading import honoured_tokens, prompt_length
 from tracekv.journal.vocabulary import MissReason
 from tracekv.settings import SettingsError, load, load_section
 from tracekv_fsspec import modes, offers, seats
+from tracekv_fsspec.collected import WhenCollected
 from tracekv_fsspec.enqueued import EnqueueHints
 from tracekv_fsspec.keys import Deployment
 from tracekv_fsspec.node import runtime_of
@@ -30,7 +31,8 @@ _log = logging.getLogger("tracekv.fsspec")
 class Scheduler(KvCacheConnectorScheduler):
     """The scheduler half of the persistent connector. Called on the executor's thread.
 
-    It opens and tries the store when it is constructed, and offers nothing before :meth:`wait_for_initialization`.
+    It opens and tries the store when it is constructed, and offers nothing before :meth:`wait_for_initialization`. Dropped without
+    :meth:`shutdown`, it is ended as that would have done it, in the background, once it is garbage.
 
     Args:
         llm_args: The engine's arguments; what pairs it with the worker of its process (see ``seats``).
@@ -59,6 +61,7 @@ class Scheduler(KvCacheConnectorScheduler):
         self._planner: Planner | None = None
         self._requests = Requests(self._release)
         self._hints: EnqueueHints | None = None
+        self._collected: WhenCollected | None = None
         self._step = 0
         self._has_said_error = False
 
@@ -89,6 +92,8 @@ class Scheduler(KvCacheConnectorScheduler):
         modes.announce(self._settings)
         self._listen(self._engine)
         seat.lead(stager)
+        hints = self._hints
+        self._collected = WhenCollected(self, lambda: _end(stager, hints))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Offer whole blocks that are verified in host memory, at most ``prompt - 1 - computed`` tokens.
@@ -137,10 +142,10 @@ class Scheduler(KvCacheConnectorScheduler):
 
     def shutdown(self) -> None:
         """Store what is left, for a bounded time, and end every thread. May be called again; also runs at exit."""
-        if self._hints is not None:
-            unsubscribe_tokens(self._hints)
+        if self._collected is not None:
+            self._collected.is_done()
         if self._engine is not None:
-            self._engine.stager.close()
+            _end(self._engine.stager, self._hints)
         else:
             self._store.close()
 
@@ -200,6 +205,12 @@ class Scheduler(KvCacheConnectorScheduler):
             started_ns=perf_counter_ns(),
             reason=reason,
         )
+
+
+def _end(stager: Stager, hints: EnqueueHints | None) -> None:
+    if hints is not None:
+        unsubscribe_tokens(hints)
+    stager.close()
 
 
 def open_configured(settings: Settings) -> Store:

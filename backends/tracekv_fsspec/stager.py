@@ -171,23 +171,26 @@ class Stager:
         return self.copies.wait(seconds) and self.writer.flush(max(0.0, deadline - monotonic()))
 
     def close(self, seconds: float = EXIT_FLUSH_S) -> None:
-        """Store what was issued, for at most so long, then end every thread and close the store. May be called again."""
+        """Store what was issued, for at most so long, then end every thread and close the store.
+
+        May be called again, from another thread, too: it then returns when all of that is over.
+        """
         with self._closing:
             if self._is_closed:
                 return
             self._is_closed = True
-        deadline = monotonic() + seconds
-        self.copies.close(seconds)
-        self.writer.close(max(0.0, deadline - monotonic()))
-        if self._hints is not None:
-            self._hints.close(_THREADS_S)
-        self.prefetcher.close(_THREADS_S)
-        self.parking.close(_THREADS_S)
-        self.catalog.close(_THREADS_S)
-        self.reader.close(_THREADS_S)
-        self.fates.close(_THREADS_S)
-        self.store.close()
-        self.arena.close()
+            deadline = monotonic() + seconds
+            self.copies.close(seconds)
+            self.writer.close(max(0.0, deadline - monotonic()))
+            if self._hints is not None:
+                self._hints.close(_THREADS_S)
+            self.prefetcher.close(_THREADS_S)
+            self.parking.close(_THREADS_S)
+            self.catalog.close(_THREADS_S)
+            self.reader.close(_THREADS_S)
+            self.fates.close(_THREADS_S)
+            self.store.close()
+            self.arena.close()
 
     def _lost(self, blocks: Sequence[SaveBlock]) -> None:
         self.writer.cancel(blocks)

@@ -10,6 +10,7 @@ from tracekv.contract import KvCacheConnectorWorker
 from tracekv.contract.reading import LayoutView, layout_of, layout_of_tensor, tokens_per_block
 from tracekv.settings import load_section
 from tracekv_fsspec import seats
+from tracekv_fsspec.collected import WhenCollected
 from tracekv_fsspec.modes import checked
 from tracekv_fsspec.node import meet, runtime_of
 from tracekv_fsspec.parked import ParkedRequests
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from tracekv.contract import KvCacheLayout
+    from tracekv_fsspec.worker_arena import WorkerArena
 
 _log = logging.getLogger("tracekv.fsspec")
 
@@ -48,6 +50,7 @@ class Worker(KvCacheConnectorWorker):
         self._seat = seats.Seat(llm_args)
         self._transfers: Transfers | None = None
         self._unpin: Callable[[], None] | None = None
+        self._collected: WhenCollected | None = None
         self._unhooked: set[int] | None = None
         self._parked: ParkedRequests | None = None
         self._loaded_step = 0
@@ -134,6 +137,8 @@ class Worker(KvCacheConnectorWorker):
 
     def shutdown(self) -> None:
         """Wait, for a bounded time, until what was saved is stored. The scheduler's ``shutdown`` ends the threads."""
+        if self._collected is not None:
+            self._collected.is_done()
         if self._transfers is not None:
             self._transfers.close()
         if self._seat.arena is not None:
@@ -160,6 +165,9 @@ class Worker(KvCacheConnectorWorker):
         self._seat.register(node)
         self._unpin = pin_for_gpu(node.layout, node.file.buffer)
         if self._seat.arena is not None:
+            if self._unpin is not None:  # memory that stays registered with CUDA is never given back
+                arena, unpin = self._seat.arena, self._unpin
+                self._collected = WhenCollected(self, lambda: _end(arena, unpin))
             self._parked = ParkedRequests(self._seat.arena)
             wanted = self._settings.layerwise
             self._transfers = Transfers(node.layout, self._seat.arena, node.rank, by_layer=wanted == "on")
@@ -182,3 +190,8 @@ class Worker(KvCacheConnectorWorker):
         if not self._unhooked:
             self._unhooked = None
             transfers.by_layer = True
+
+
+def _end(arena: WorkerArena, unpin: Callable[[], None]) -> None:
+    arena.close(EXIT_FLUSH_S)
+    unpin()
