@@ -23,6 +23,7 @@ BASE = {
 }
 WAITING = {**BASE, "TRACEKV_FSSPEC__OFFER_WAIT_MS": "10000"}
 PARKING = {**BASE, "TRACEKV_FSSPEC__OFFER": "async"}
+PARTIAL = {**PARKING, "TRACEKV_FSSPEC__PARTIAL_BLOCKS": "true"}
 FULL = {**WAITING, "TRACEKV_FSSPEC__ARENA_BYTES": str(TINY)}
 
 
@@ -38,6 +39,7 @@ def schedules(environment, worker=Guarded, **more):
 TestWaiting = schedules(WAITING).TestCase
 TestParking = schedules(PARKING, options={"overlap": True}).TestCase
 TestWindows = schedules(WAITING, groups=2).TestCase
+TestPartialBlocks = schedules(PARTIAL, options={"partial_reuse": True}).TestCase
 TestFullArena = schedules(FULL, options={"overlap": True}).TestCase
 
 
