@@ -3,7 +3,7 @@
 Most records of a large run are calls that nobody looks at one by one: plain callbacks, idle polls, and the layer hooks of passes.
 Once many of them lie within what is drawn as one bar, their times go straight into that bar and into the summary's histograms.
 What is longer than such a bar is wide, what raised, and all that is a request's are taken one by one, as always. Hooks that are
-stored in seconds are counted to within a nanosecond: each duration is rounded, not both of its ends.
+stored in seconds are counted to within a nanosecond: each duration is rounded, not both of its ends, and sums of them once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
-from operator import mul, sub
+from operator import sub
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,6 +29,8 @@ _CALLS = (Call, BindCall, IdlePolls)
 OTHERS = tuple(kind for kind in KINDS if kind not in (*_CALLS, LayerHooks))
 #: Passes whose layer hooks are added up at a time, at the most.
 _MOST_PASSES = 256
+#: Different durations of a hook that are kept before they go into the histogram.
+_MOST_DURATIONS = 1 << 16
 _WAIT_FOR_SAVE, _POLL = int(Callback.WAIT_FOR_SAVE), int(Callback.GET_FINISHED)
 #: In place of a callback's number: the pass that callbacks enclose.
 _PASS = -1
@@ -129,7 +130,7 @@ def _pass(record: Call, started: int, ended: int) -> Bar:
 
 def take_hooks(segment: Segment, into: Into) -> None:
     """The layer hooks of a process: those of one hook and layer group in one place together."""
-    counts: dict[Callback, Counter[int]] = {Callback.WAIT_FOR_LAYER_LOAD: Counter(), Callback.SAVE_KV_LAYER: Counter()}
+    counts = _HookCounts(into.view)
     batch: list[LayerHooks] = []
     place = (0, 0, 0, False)
     width = into.picture.width_ns
@@ -146,43 +147,65 @@ def take_hooks(segment: Segment, into: Into) -> None:
         batch.append(record)
     if batch:
         _take_batch(batch, into, counts)
-    for callback, durations in counts.items():
-        into.view.called(callback, durations)
+    counts.close()
 
 
-def _take_batch(batch: list[LayerHooks], into: Into, counts: dict[Callback, Counter[int]]) -> None:
+class _HookCounts:
+    """How often a hook took how long, as the times are stored: in nanoseconds, or in seconds that are rounded once for all."""
+
+    def __init__(self, view: SummaryView) -> None:
+        self._view = view
+        self._counts: dict[tuple[Callback, bool], Counter[float]] = {}
+
+    def add(self, callback: Callback, durations: Iterable[float], *, in_seconds: bool) -> None:
+        counter = self._counts.get((callback, in_seconds))
+        if counter is None:
+            counter = self._counts[callback, in_seconds] = Counter()
+        counter.update(durations)
+        if len(counter) > _MOST_DURATIONS:
+            self.close()
+
+    def close(self) -> None:
+        for (callback, in_seconds), counter in self._counts.items():
+            in_ns_each: Counter[int] = Counter()
+            for duration, calls in counter.items():
+                in_ns_each[round(1e9 * duration) if in_seconds else int(duration)] += calls
+            self._view.called(callback, in_ns_each)
+        self._counts.clear()
+
+
+def _take_batch(batch: list[LayerHooks], into: Into, counts: _HookCounts) -> None:
     """Passes that began in one place and have as many layers."""
+    in_seconds = batch[0].in_seconds
     blocks: list[Block] = []
-    counted: list[tuple[Callback, list[int]]] = []
+    counted: list[tuple[Callback, list[float]]] = []
     for callback, payloads in (
         (Callback.WAIT_FOR_LAYER_LOAD, [record.waits for record in batch]),
         (Callback.SAVE_KV_LAYER, [record.saves for record in batch]),
     ):
         for group, (first, last) in into.timeline.spans_of_groups(len(payloads[0]) // 16):
-            joined = memoryview(b"".join([payload[16 * first : 16 * last] for payload in payloads]))
-            times = joined.cast("d" if batch[0].in_seconds else "q").tolist()
+            layers = last - first
+            joined = b"".join([payload[16 * first : 16 * last] for payload in payloads])
+            times: tuple[float, ...] = struct.unpack(f"{len(joined) // 8}{'d' if in_seconds else 'q'}", joined)
             starts, ends = times[::2], times[1::2]
-            took: list[int] = list(map(sub, ends, starts))
-            begun, ended = min(starts), max(ends)
-            if not begun or min(took) < 0:
-                # Layers that weren't called, or raised: an end of 0.
+            took = list(map(sub, ends, starts))
+            if min(took) <= 0:
+                # Layers that took no time that can be told, weren't called (0, 0), or raised: an end of 0.
                 for record in batch:
                     _take_exactly(record, into)
                 return
-            if batch[0].in_seconds:
-                took = list(map(round, map(mul, took, repeat(1e9))))
-                begun, ended = round(1e9 * begun), round(1e9 * ended)
             counted.append((callback, took))
-            lane = Lane(Row.HOOKS, group)
-            blocks.append(Block(lane, begun, ended, len(took), sum(took), max(took), callback.method))
+            # Passes follow one another.
+            bounds = (min(starts[:layers]), max(ends[-layers:]), sum(took), max(took))
+            begun, ended, busy, longest = (round(1e9 * each) if in_seconds else int(each) for each in bounds)
+            blocks.append(Block(Lane(Row.HOOKS, group), begun, ended, len(took), busy, longest, callback.method))
     into.view.summary.records += len(batch)
     for callback, took in counted:
-        counts[callback].update(took)
-    for block in blocks:
-        if block.longest_ns >= into.picture.width_ns:  # no picture of one place: as each is
-            for record in batch:
-                into.take(into.timeline.hooks(in_ns(record)))
-            return
+        counts.add(callback, took, in_seconds=in_seconds)
+    if any(block.longest_ns >= into.picture.width_ns for block in blocks):  # no picture of one place: as each is
+        for record in batch:
+            into.take(into.timeline.hooks(in_ns(record)))
+        return
     for block in blocks:
         if block.last_ns >= into.begin and block.first_ns <= into.end:
             into.picture.add_block(block)
