@@ -11,7 +11,7 @@ from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.reader import OpenHook
 from tracekv.journal.vocabulary import Callback
 from tracekv.views import ids
-from tracekv.views.facts import callback_name
+from tracekv.views.facts import callback_name, count_pages
 from tracekv.views.inflight import InFlightView, all_moves
 
 
@@ -113,7 +113,7 @@ def _describe(flight: Flight, moves: Sequence[Any]) -> dict[str, Any]:
                 "computed_tokens": request.computed_tokens,
                 "offered_tokens": request.offered_tokens,
                 "honoured_tokens": request.honoured_tokens,
-                "pages": [sum(slot >= 0 for slot in slots) for slots in request.pages],
+                "pages": [count_pages(slots) for slots in request.pages],
                 "step": request.step,
             }
             for request in flight.view.requests.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracekv.journal.records import Call, Transfer
 from tracekv.journal.vocabulary import Direction, Source
 from tracekv.views import ids, names
-from tracekv.views.facts import Facts, callback_name
+from tracekv.views.facts import Facts, callback_name, count_pages
 from tracekv.views.model import Attributes, Span, Status
 from tracekv.views.sampling import Caller, Callers, Sampler
 
@@ -169,7 +169,7 @@ class Tally:
             return
         moves = self._moved.setdefault((record.direction, record.source), {})
         pages, nbytes = moves.get(record.layer_group, (0, 0))
-        pages += sum(slot >= 0 for slot in record.pages)
+        pages += count_pages(record.pages)
         moves[record.layer_group] = (pages, nbytes + record.nbytes)
 
     def both_ways(self, facts: Facts) -> Attributes:

@@ -33,7 +33,7 @@ from tracekv.views._moments import (
     store_span,
 )
 from tracekv.views._request_root import root_attributes
-from tracekv.views.facts import page_attributes
+from tracekv.views.facts import count_pages, page_attributes
 from tracekv.views.model import Attributes, Event, Link, Span
 from tracekv.views.story import Story
 
@@ -143,7 +143,7 @@ class RequestTraces:
         known = self._open.get(record.request_id)
         trace, root = self.root(record.request_id)
         context, facts = self._context, self._context.facts
-        pages = sum(slot >= 0 for slot in record.pages)
+        pages = count_pages(record.pages)
         attributes: Attributes = {
             **one_way(facts, {record.layer_group: (pages, record.nbytes)}, record.source),
             names.REQUEST_ID: context.request_label(record.request_id),

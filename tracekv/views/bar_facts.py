@@ -28,6 +28,7 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.journal.vocabulary import Direction
+from tracekv.views.facts import count_pages
 from tracekv.views.story import Story
 from tracekv.views.timeline import Bar
 
@@ -120,7 +121,7 @@ def _counts(record: Record | Story) -> dict[str, Any]:
 
 
 def _pages(pages: list[list[int]], *, total: bool = False) -> dict[str, Any]:
-    counts = [sum(slot >= 0 for slot in slots) for slots in pages]
+    counts = [count_pages(slots) for slots in pages]
     absent = sum(map(len, pages)) - sum(counts)
     facts: dict[str, Any] = {"pages": counts[0] if total else counts}
     return {**facts, "blocks_without_page": absent} if absent else facts

@@ -117,12 +117,17 @@ def callback_name(number: int) -> tuple[Side, str]:
     return callback.side, callback.method
 
 
+def count_pages(slots: Sequence[int]) -> int:
+    """How many of some page slots address a page; -1 is a block that has none."""
+    return len(slots) if min(slots, default=0) >= 0 else sum(slot >= 0 for slot in slots)
+
+
 def page_attributes(facts: Facts, pages: Sequence[Sequence[int]]) -> Attributes:
     """Pages and bytes of page slots by layer group (index is the group's id): what a callback was handed, so ``eligible``.
 
     -1 is a block without a page: counted apart, and worth no bytes.
     """
-    counts = [sum(slot >= 0 for slot in slots) for slots in pages]
+    counts = [count_pages(slots) for slots in pages]
     sizes = [facts.bytes_per_page(group) for group in range(len(pages))]
     attributes: Attributes = {
         names.SOURCE: "eligible",

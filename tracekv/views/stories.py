@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 from tracekv.journal.records import (
     AllocCall,
@@ -21,12 +23,6 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.views.story import Story
-
-#: What :class:`Stories` has to be fed of a journal.
-KINDS: tuple[type[Record], ...] = (
-    QueryCall, AllocCall, FinishCall, CancelLoadCall, RequestResetCall, Enqueued, Lookup, Transfer, Drop, Prefetch, Finding,
-    BuildCall, FinishedCall,
-)  # fmt: skip
 
 
 class _Open:
@@ -61,28 +57,8 @@ class Stories:
 
     def feed(self, record: Record) -> list[Story]:
         """Take one record; the stories that it ends."""
-        match record:
-            case QueryCall() | AllocCall() | FinishCall() | RequestResetCall() | CancelLoadCall():
-                return self._call(record)
-            case Transfer():
-                if (known := self._open.get(record.request_id)) is not None:
-                    known.story.transferred(record)
-            case BuildCall():
-                for request_id, tokens in zip(record.request_ids, record.scheduled_tokens, strict=False):
-                    if (known := self._open.get(request_id)) is not None:
-                        known.story.scheduled(record, tokens)
-                        self._open.move_to_end(request_id)
-            case FinishedCall():
-                return self._polled(record)
-            case Lookup():
-                return self._looked_up(record)
-            case Enqueued():
-                ended, known = self._of(record.request_id, record.at_ns)
-                known.story.enqueued(record)
-                return ended
-            case Drop() | Prefetch() | Finding() if record.request_id is not None:
-                self._moment(record, record.request_id)
-        return []
+        take = _TAKES.get(type(record))
+        return take(self, record) if take is not None else []
 
     def lost(self, count: int) -> None:
         """``count`` records were overwritten unread."""
@@ -127,17 +103,37 @@ class Stories:
             known.take_lookups()
         return ended
 
-    def _moment(self, record: Drop | Prefetch | Finding, request_id: int) -> None:
-        known = self._open.get(request_id)
-        if known is None:
-            return
-        match record:
-            case Drop():
-                known.story.dropped(record)
-            case Prefetch():
-                known.story.prefetched(record)
-            case Finding():
-                known.story.found(record)
+    def _enqueued(self, record: Enqueued) -> list[Story]:
+        ended, known = self._of(record.request_id, record.at_ns)
+        known.story.enqueued(record)
+        return ended
+
+    def _moved(self, record: Transfer) -> list[Story]:
+        known = self._open.get(record.request_id)
+        if known is not None:
+            known.story.transferred(record)
+        return []
+
+    def _built(self, record: BuildCall) -> list[Story]:
+        opened = self._open
+        for request_id, tokens in zip(record.request_ids, record.scheduled_tokens, strict=False):
+            known = opened.get(request_id)
+            if known is not None:
+                known.story.scheduled(record, tokens)
+                opened.move_to_end(request_id)
+        return []
+
+    def _moment(self, record: Drop | Prefetch | Finding) -> list[Story]:
+        known = None if record.request_id is None else self._open.get(record.request_id)
+        if known is not None:
+            match record:
+                case Drop():
+                    known.story.dropped(record)
+                case Prefetch():
+                    known.story.prefetched(record)
+                case Finding():
+                    known.story.found(record)
+        return []
 
     def _polled(self, record: FinishedCall) -> list[Story]:
         ended = []
@@ -170,3 +166,16 @@ class Stories:
         story.outcome = outcome
         story.ended_ns = max(story.last_ns, at_ns)
         return story
+
+
+_TAKES: dict[type[Record], Callable[[Stories, Any], list[Story]]] = {
+    **dict.fromkeys((QueryCall, AllocCall, FinishCall, RequestResetCall, CancelLoadCall), Stories._call),
+    Transfer: Stories._moved,
+    BuildCall: Stories._built,
+    FinishedCall: Stories._polled,
+    Lookup: Stories._looked_up,
+    Enqueued: Stories._enqueued,
+    **dict.fromkeys((Drop, Prefetch, Finding), Stories._moment),
+}
+#: What :class:`Stories` has to be fed of a journal.
+KINDS = tuple(_TAKES)

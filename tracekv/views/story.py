@@ -26,7 +26,7 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.journal.vocabulary import Direction, MissReason, Operation, Outcome, Source, Tier
-from tracekv.views.facts import callback_name
+from tracekv.views.facts import callback_name, count_pages
 
 
 class Moved(msgspec.Struct):
@@ -65,7 +65,7 @@ class Moved(msgspec.Struct):
             self.failures += 1
             return
         self.transfers += 1
-        self.pages += sum(slot >= 0 for slot in transfer.pages)
+        self.pages += count_pages(transfer.pages)
         self.nbytes += transfer.nbytes
         self.tokens += transfer.tokens
 
@@ -231,7 +231,7 @@ class Story(msgspec.Struct):
     def allocated(self, record: AllocCall) -> None:
         """The runtime gave pages, and said how much of the offer it took."""
         self.honoured_tokens = record.honoured_tokens
-        self.allocated_pages = [sum(slot >= 0 for slot in slots) for slots in record.pages]
+        self.allocated_pages = [count_pages(slots) for slots in record.pages]
         self._touch(record.ended_ns)
 
     def scheduled(self, record: BuildCall, tokens: int) -> None:
@@ -241,7 +241,9 @@ class Story(msgspec.Struct):
         self.last_step = record.step
         if self.first_pass_ns is None:
             self.first_step, self.first_pass_ns = record.step, record.started_ns
-        self._touch(record.ended_ns)
+        # As _touch does; a long run has millions of these.
+        if record.ended_ns > self.last_ns:
+            self.last_ns = record.ended_ns
 
     def transferred(self, record: Transfer) -> None:
         """KV moved."""
@@ -295,7 +297,7 @@ class Story(msgspec.Struct):
         self.finished_ns = record.ended_ns
         self._touch(record.ended_ns)
         if record.keeps_pages and record.error is None:
-            self.held_pages = sum(slot >= 0 for slots in record.pages for slot in slots)
+            self.held_pages = sum(map(count_pages, record.pages))
             self.held_since_ns = record.ended_ns
 
     def released(self, at_ns: int) -> None:

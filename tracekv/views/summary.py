@@ -6,13 +6,14 @@ Summaries of several processes merge, and encode with msgspec, so that each proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from operator import sub
 from typing import Any
 
 import msgspec
 
+from tracekv.journal.naming import KINDS
 from tracekv.journal.records import (
     AllocCall,
     BuildCall,
@@ -28,7 +29,7 @@ from tracekv.journal.records import (
     StoreOperation,
     Transfer,
 )
-from tracekv.journal.vocabulary import Callback, Direction, Source
+from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Source, Tier
 from tracekv.views.facts import TELLING, Facts, callback_name
 from tracekv.views.story import Moved
 
@@ -222,6 +223,7 @@ class SummaryView:
         self.summary = Summary()
         self._facts = Facts()
         self._callbacks: dict[int, CallbackSummary] = {}
+        self._moved: dict[tuple[int, Direction, Tier, Source], Moved] = {}
 
     def lost(self, count: int) -> None:
         """``count`` records were overwritten unread."""
@@ -229,22 +231,19 @@ class SummaryView:
 
     def feed(self, record: Record) -> None:
         """Take one record."""
-        kind = type(record)
-        if kind in TELLING:
-            self._facts.observe(record)
         self.summary.records += 1
-        if isinstance(record, Call):
-            callback = self._callback(record.callback)
-            callback.durations.add(record.ended_ns - record.started_ns)
-            callback.errors += record.error is not None
-        take = _TAKES.get(kind)
-        if take is not None:
+        for take in _TAKES.get(type(record), ()):
             take(self, record)
 
     def called(self, callback: int, durations_ns: Mapping[int, int]) -> None:
         """Take calls of which nothing but their durations is to be counted, ``{duration: calls}``, and no records."""
         if durations_ns:
             self._callback(callback).durations.add_all(durations_ns)
+
+    def _call(self, record: Call) -> None:
+        callback = self._callback(record.callback)
+        callback.durations.add(record.ended_ns - record.started_ns)
+        callback.errors += record.error is not None
 
     def _query(self, record: QueryCall) -> None:
         summary = self.summary
@@ -273,7 +272,11 @@ class SummaryView:
         self._hooks(Callback.SAVE_KV_LAYER, record.saves)
 
     def _transfer(self, record: Transfer) -> None:
-        _find(self._group(record.layer_group), record.direction, record).add(record)
+        key = (record.layer_group, record.direction, record.tier, record.source)
+        known = self._moved.get(key)
+        if known is None:
+            known = self._moved[key] = _find(self._group(record.layer_group), record.direction, record)
+        known.add(record)
 
     def _lookup(self, record: Lookup) -> None:
         summary = self.summary
@@ -288,7 +291,7 @@ class SummaryView:
         drops[record.reason.value] = drops.get(record.reason.value, 0) + record.blocks
 
     def _store(self, record: StoreOperation) -> None:
-        _count(self.summary.store_outcomes, f"{record.operation.value}.{record.outcome.value}")
+        _count(self.summary.store_outcomes, _outcome_name(record.operation, record.outcome))
 
     def _register(self, record: RegisterCall) -> None:
         for facts in record.groups:
@@ -332,7 +335,16 @@ class SummaryView:
         return group
 
 
-_TAKES: dict[type[Record], Callable[[SummaryView, Any], None]] = {
+def _takes(kind: type[Record]) -> Iterator[Callable[[SummaryView, Any], None]]:
+    if kind in TELLING:
+        yield lambda view, record: view._facts.observe(record)
+    if issubclass(kind, Call):
+        yield SummaryView._call
+    if kind in _TAKES_OF_A_KIND:
+        yield _TAKES_OF_A_KIND[kind]
+
+
+_TAKES_OF_A_KIND: dict[type[Record], Callable[[SummaryView, Any], None]] = {
     QueryCall: SummaryView._query,
     AllocCall: SummaryView._alloc,
     BuildCall: SummaryView._build,
@@ -345,6 +357,12 @@ _TAKES: dict[type[Record], Callable[[SummaryView, Any], None]] = {
     StoreOperation: SummaryView._store,
     RegisterCall: SummaryView._register,
 }
+_TAKES = {kind: tuple(_takes(kind)) for kind in KINDS}
+
+
+@lru_cache
+def _outcome_name(operation: Operation, outcome: Outcome) -> str:
+    return f"{operation.value}.{outcome.value}"
 
 
 @lru_cache(1 << 16)

@@ -26,7 +26,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.views import ids
 from tracekv.views.clock import unix_offsets
-from tracekv.views.facts import callback_name
+from tracekv.views.facts import callback_name, count_pages
 from tracekv.views.runs import Segment, runs_of
 from tracekv.views.stories import KINDS, Stories
 from tracekv.views.story import Story
@@ -147,7 +147,7 @@ _TRANSFER = (
 def _transfers(source: Source) -> Iterator[Row]:
     for record in source.segment.select(Transfer):
         assert isinstance(record, Transfer)
-        pages = sum(slot >= 0 for slot in record.pages)
+        pages = count_pages(record.pages)
         yield (
             source.label(record.request_id), record.started_ns + source.offset_ns, record.ended_ns - record.started_ns, pages,
             *(getattr(record, name) for name in _TRANSFER),

@@ -6,6 +6,7 @@ and recorded journals look alike. Lanes of several layer groups stand one below 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from enum import IntEnum
 from operator import sub
@@ -37,7 +38,7 @@ from tracekv.journal.records import (
     TracingReduced,
     Transfer,
 )
-from tracekv.journal.vocabulary import Callback, Direction, Side, Source
+from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Side, Source, Tier
 from tracekv.views.facts import TELLING, UNKNOWN_GROUP, Facts, callback_name
 from tracekv.views.stories import KINDS, Stories
 from tracekv.views.story import Story
@@ -151,7 +152,7 @@ class Timeline:
         self._pass_step = -1
         self._pass_start_ns = 0
         self._names: dict[int, tuple[Lane, str]] = {}
-        self._lanes: dict[tuple[Direction, int, Source], Lane] = {}
+        self._lanes: dict[tuple[Direction, int, Source, Tier], tuple[Lane, str]] = {}
         self._spans: tuple[int, list[tuple[int, tuple[int, int]]]] | None = None
 
     def feed(self, record: Record) -> list[Bar]:
@@ -160,11 +161,14 @@ class Timeline:
         if kind in TELLING:
             self.facts.observe(record)
             self._spans = None
-        bars = self._bars(record)
+        return self._bars(record) + self.requests(record)
+
+    def requests(self, record: Record) -> list[Bar]:
+        """Only the bars of requests that a record ends."""
         # Only the process with the scheduler knows of requests; others move their part of them.
-        if self.facts.has_scheduler and kind in _OF_REQUESTS:
-            bars += [_request(story) for story in self._stories.feed(record)]
-        return bars
+        if not self.facts.has_scheduler or type(record) not in _OF_REQUESTS:
+            return []
+        return [_request(story) for story in self._stories.feed(record)]
 
     def close(self) -> list[Bar]:
         """No more records come: the requests that are still open."""
@@ -255,22 +259,25 @@ class Timeline:
         return _bar(lane, name, record.first_started_ns, record.last_ended_ns, record, step=record.step)
 
     def _transfer(self, record: Transfer) -> Bar:
-        key = (record.direction, record.layer_group, record.source)
-        lane = self._lanes.get(key)
-        if lane is None:
-            row = Row.LOADS if record.direction is Direction.LOAD else Row.SAVES
-            what = "" if record.source is Source.REPORTED else record.source.value
-            lane = self._lanes[key] = Lane(row, record.layer_group, what)
-        return _bar(
-            lane,
-            f"{record.direction.value} {record.tier.value}",
-            record.started_ns,
-            record.ended_ns,
-            record,
-            (record.request_id,),
-            record.step,
-            record.error,
-        )
+        key = (record.direction, record.layer_group, record.source, record.tier)
+        known = self._lanes.get(key)
+        if known is None:
+            known = self._lanes[key] = lane_of_transfers(*key)
+        requests = (record.request_id,)
+        return _bar(*known, record.started_ns, record.ended_ns, record, requests, record.step, record.error)
+
+
+def lane_of_transfers(direction: Direction, layer_group: int, source: Source, tier: Tier) -> tuple[Lane, str]:
+    """Where transfers lie, and their name."""
+    row = Row.LOADS if direction is Direction.LOAD else Row.SAVES
+    what = "" if source is Source.REPORTED else source.value
+    return Lane(row, layer_group, what), f"{direction.value} {tier.value}"
+
+
+@functools.cache
+def lane_of_store(operation: Operation, outcome: Outcome) -> tuple[Lane, str]:
+    """Where operations of a store lie, and their name."""
+    return Lane(Row.STORE, what=operation.value), f"{operation.value} {outcome.value}"
 
 
 def lane_of(callback: int) -> tuple[Lane, str]:
@@ -310,8 +317,7 @@ def _request(story: Story) -> Bar:
 
 def _store(record: StoreOperation) -> Bar:
     requests = () if record.request_id is None else (record.request_id,)
-    lane = Lane(Row.STORE, what=record.operation.value)
-    name = f"{record.operation.value} {record.outcome.value}"
+    lane, name = lane_of_store(record.operation, record.outcome)
     return _bar(lane, name, record.started_ns, record.ended_ns, record, requests, error=record.error)
 
 

@@ -28,6 +28,7 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Direction, Operation, Source
 from tracekv.views import ids, timing
+from tracekv.views.facts import count_pages
 from tracekv.views.inflight import WAITS_FOR_SAVE, InFlightView, all_moves
 
 #: Kinds that are counted from the beginning; the others matter for what is going on now.
@@ -276,7 +277,7 @@ def screen(
             top.open_requests += view.facts.has_scheduler
             if request.waits_for == WAITS_FOR_SAVE:
                 top.held_requests += 1
-                top.held_pages += sum(slot >= 0 for slots in request.pages for slot in slots)
+                top.held_pages += sum(map(count_pages, request.pages))
                 top.oldest_held_s = max(top.oldest_held_s, (each.now_ns - request.since_ns) / 1e9)
         for (severity, rule), times in view.rules.items():
             top.rules[f"{severity} {rule}"] = top.rules.get(f"{severity} {rule}", 0) + times
