@@ -112,8 +112,9 @@ class Ticket:
 
     def is_settled(self) -> bool:
         """Whether more waiting can't lengthen the staged run."""
-        staged = self.staged_blocks()
-        return self.outstanding == 0 or staged == len(self.keys) or staged in self.reasons
+        if not self.outstanding:
+            return True
+        return bool(self.reasons) and self.staged_blocks() in self.reasons
 
     def reason(self) -> MissReason | None:
         """Why the staged run ends where it does; None where it is whole."""
