@@ -274,6 +274,7 @@ def _stage(engine: Engine, books: Request, run: Run, found: _Lookup) -> bool:
             )
             books.offer = Offer(ticket, run.start, end, found.computed_tokens, run.end_token, run.last_tokens, number)
             found.offered_tokens = books.offer.tokens
+            found.commit_to_offer_ns = _since_commit(engine, run.keys)
             return True
     if may_wait:
         waiting_ns = perf_counter_ns()

@@ -133,6 +133,7 @@ _AHEAD = [
         unit=unit_of(names.METRIC_PREFETCH_BLOCKS, "a second"),
         kind="stack",
         absent="none read ahead",
+        width=6,
         traces=Traces(
             '{ event:name = "prefetch" && event.tracekv.prefetch.fate = "${__field.labels.tracekv_prefetch_fate}" }'
         ),
@@ -150,6 +151,7 @@ _AHEAD = [
         unit=SHARE,
         most=1,
         absent="none read ahead",
+        width=6,
     ),
     Panel(
         title="Lead of useful blocks",
@@ -158,6 +160,16 @@ _AHEAD = [
         queries=[Query(quantile(q, names.METRIC_PREFETCH_LEAD), f"p{q * 100:g}") for q in (0.5, 0.99)],
         unit=unit_of(names.METRIC_PREFETCH_LEAD),
         absent="none read ahead",
+        width=6,
+    ),
+    Panel(
+        title="From commit to offer",
+        question="How soon is another engine's KV offered here?",
+        answer="From its commit to its first offer here, by both wall clocks. More than a refresh of the index: hint prompts.",
+        queries=[Query(quantile(q, names.METRIC_LOOKUP_COMMIT_TO_OFFER), f"p{q * 100:g}") for q in (0.5, 0.99)],
+        unit=unit_of(names.METRIC_LOOKUP_COMMIT_TO_OFFER),
+        absent="nothing of other engines",
+        width=6,
     ),
     Panel(
         title="Blocks given up",

@@ -42,6 +42,7 @@ UNFILLED = {
     "tracekv-store: Blocks read ahead",
     "tracekv-store: Useful share of reading ahead",
     "tracekv-store: Lead of useful blocks",
+    "tracekv-store: From commit to offer",
     "tracekv-store: Misses for the store's sake",
     "tracekv-tracer: What tracing costs",
     "tracekv-tracer: The agent's processor time",  # the agent is a thread of the engine

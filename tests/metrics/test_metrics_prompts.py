@@ -116,6 +116,13 @@ def test_a_lookup_counts_its_miss_its_bounding_group_and_its_wait() -> None:
     assert of(view, "tracekv.lookup.wait") == {(): 0.003}
 
 
+def test_only_an_offer_of_news_tells_how_old_it_is() -> None:
+    view = view_of(looked_up(), looked_up(commit_to_offer_ns=40_000_000))
+
+    assert histograms(view, "tracekv.lookup.commit_to_offer")[()].sum == 0.04
+    assert histograms(view, "tracekv.lookup.commit_to_offer")[()].count == 1
+
+
 @pytest.mark.parametrize("facts", [{"offered_tokens": -5}, {"prompt_tokens": -1}, {"computed_tokens": -9}])
 def test_a_connectors_odd_answer_makes_no_counter_fall(facts: dict[str, int]) -> None:
     view = view_of(queried(**facts), allocated(honoured=None), finished(), call(Callback.WAIT_FOR_SAVE, 1, 2))

@@ -306,6 +306,8 @@ class ProcessMetrics:
             counts[names.METRIC_LOOKUP_MISSES, record.reason._value_] += 1
         if record.bounding_layer_group is not None:
             counts[names.METRIC_LOOKUP_BOUNDED, self.group(record.bounding_layer_group)] += 1
+        if record.commit_to_offer_ns > 0:
+            self.totals.histogram(names.METRIC_LOOKUP_COMMIT_TO_OFFER).add(record.commit_to_offer_ns)
 
     def _store(self, record: StoreOperation) -> None:
         self._saw(record.ended_ns)
