@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekv.journal.records import Transfer
 from tracekv.journal.vocabulary import Direction, Source
 from tracekv.rules.events import Loaded, Pass, Settled
 from tracekv.rules.model import By, Hit, Rule, Severity
 from tracekv.rules.promise import loaded_ranks
 
 _MOST_NAMED = 16
+_LOAD = Direction.LOAD
 
 
 class LaterChunksUnsaved(Rule):
@@ -32,19 +32,19 @@ class LaterChunksUnsaved(Rule):
             return
         first_end = request.chunks[0][2] // run.block
         last_end = min(request.chunks[-1][2], request.prompt or 0) // run.block
-        saves = [
-            (request.pages[group][:last_end], pages)
-            for (direction, _, group), pages in request.moved.items()
-            if direction == Direction.SAVE.value and group < len(request.pages)
-        ]
-        if any(page in pages for slots, pages in saves for page in slots[first_end:]):
+        if first_end >= last_end or request.finish is None:
             return
-        saved = [ordinal for slots, pages in saves for ordinal, page in enumerate(slots[:first_end]) if page in pages]
-        if saved and first_end < last_end and request.finish is not None:
+        saved = 0
+        for (_, group), pages in request.saved.items():
+            slots = request.pages[group] if group < len(request.pages) else []
+            if not pages.isdisjoint(slots[first_end:last_end]):
+                return
+            saved = max(saved, *(ordinal + 1 for ordinal, page in enumerate(slots[:first_end]) if page in pages), 0)
+        if saved:
             yield self.finding(
                 request.finish,
                 request.first_build,
-                saved_blocks=max(saved) + 1,
+                saved_blocks=saved,
                 first_chunk_blocks=first_end,
                 prompt_blocks=last_end,
                 chunks=len(request.chunks),
@@ -72,7 +72,7 @@ class PromisedNotLoaded(Rule):
         for rank in loaded_ranks(request):
             missing: dict[int, int] = {}
             for group, pages in wanted.items():
-                left = pages - request.moved.get((Direction.LOAD.value, rank, group), set())
+                left = pages - request.loaded.get((rank, group), set())
                 if left:
                     missing[group] = len(left)
             if missing and request.alloc is not None:
@@ -106,21 +106,18 @@ class LoadedTooLate(Rule):
             if end is None:
                 continue
             for teller, each in request.transfers:
-                if teller is not source:
-                    continue  # another rank's layers run at other times
+                # Another rank's layers run at other times.
+                if teller is not source or each.direction is not _LOAD or each.step != step:
+                    continue
                 group = run.groups.get(each.layer_group)
                 # Part of the pages' bytes: a layer-wise load, each layer in its own hook.
                 is_whole = group is not None and each.nbytes >= len(each.pages) * group.bytes_per_page
                 needed_ns = end[1] if is_whole and each.source is Source.REPORTED else end[0].started_ns
-                if _is_late(each, step, needed_ns):
+                if each.started_ns > needed_ns:
                     yield self.finding(
                         each, request.first_build, end[0], late_ns=each.started_ns - needed_ns, rank=source.rank
                     )
                     return
-
-
-def _is_late(transfer: Transfer, step: int, needed_ns: int) -> bool:
-    return transfer.direction is Direction.LOAD and transfer.step == step and transfer.started_ns > needed_ns
 
 
 class HooksMissing(Rule):

@@ -17,7 +17,7 @@ from tracekv.journal.records import (
 from tracekv.rules import events
 from tracekv.rules.core import Core, Tell
 from tracekv.rules.model import Limits
-from tracekv.rules.state import MOST_IDS, MOST_TOKENS, Hold, Keyed, Recent, Request, Run, Source
+from tracekv.rules.state import MOST_IDS, Keyed, Recent, Request, Run, Source
 
 
 class LeaderRecords(Core):
@@ -118,17 +118,19 @@ class LeaderRecords(Core):
         if record.has_metadata:
             run.content[record.step] = record
         prompt_tokens = loaded = 0
+        prompts: dict[int, int] = {}
         for index in range(record.new_requests):
-            begun, honoured = self._first_report(run, record, index)
-            prompt_tokens += begun
+            honoured = self._first_report(run, record, index)
+            prompt_tokens += record.scheduled_tokens[index]
             loaded += honoured
-        if record.pages:
-            self._take_pages(run, source, record)
+            prompts[index] = record.computed_positions[index] + honoured + record.scheduled_tokens[index]
         if run.prefilling:
-            prompt_tokens += self._later_chunks(run, record)
+            prompt_tokens += self._later_chunks(run, record, prompts)
         if prompt_tokens:
             run.prefilled[record.step] = (prompt_tokens, loaded)
-        short = self._short(run, record) if run.block else []
+        if record.pages:
+            self._take_pages(run, source, record)
+        short = self._short(run, record, prompts) if run.block else []
         again = self._asked_again(run, record) if run.asked_again else []
         if short or again:
             self._tell("build", events.Build(run, source, record, short, again))
@@ -139,11 +141,12 @@ class LeaderRecords(Core):
             if name == "left":
                 request.trim()
 
-    def _first_report(self, run: Run, record: BuildCall, index: int) -> tuple[int, int]:
-        """The prompt tokens that are computed, and those that a load has to bring before."""
+    def _first_report(self, run: Run, record: BuildCall, index: int) -> int:
+        """Take a request in; the tokens that a load has to bring in this pass."""
         request = run.request(record.request_ids[index])
         request.pages = []
         request.slots = []
+        request.held = None
         request.chunks = []
         request.seen_ns = record.ended_ns
         if request.prompt is None:
@@ -164,9 +167,10 @@ class LeaderRecords(Core):
         request.chunks.append((record.step, begin, begin + scheduled))
         if begin + scheduled < request.prompt:
             run.prefilling[request.request_id] = request
-        return scheduled, honoured
+        return honoured
 
-    def _later_chunks(self, run: Run, record: BuildCall) -> int:
+    def _later_chunks(self, run: Run, record: BuildCall, prompts: dict[int, int]) -> int:
+        """The prompt tokens of chunks that aren't the first; where they end is noted in ``prompts``, by index."""
         tokens = 0
         ids = record.request_ids
         for request_id, request in list(run.prefilling.items()):
@@ -176,6 +180,7 @@ class LeaderRecords(Core):
             begin, scheduled = record.computed_positions[index], record.scheduled_tokens[index]
             if index >= record.new_requests:
                 tokens += scheduled
+                prompts[index] = begin + scheduled
                 if len(request.chunks) < 4096:
                     request.chunks.append((record.step, begin, begin + scheduled))
             if begin + scheduled >= (request.prompt or 0):
@@ -183,22 +188,33 @@ class LeaderRecords(Core):
         return tokens
 
     def _take_pages(self, run: Run, source: Source, record: BuildCall) -> None:
-        ids, requests, block = record.request_ids, run.requests, run.block
+        ids, positions, scheduled = record.request_ids, record.computed_positions, record.scheduled_tokens
+        requests, block, since = run.requests, run.block, record.started_ns
         for position, lists in record.pages:
-            request_id = ids[position]
-            request = requests.get(request_id)
+            request = requests.get(ids[position])
             if request is None:
                 continue
             pages = request.pages
             while len(pages) < len(lists):
                 pages.append([])
+                request.slots.append(set())
             begin = len(pages[0])
-            for slots, more in zip(pages, lists, strict=False):
-                slots += more
-            if block:
-                least = len(pages[0]) if len(pages) == 1 else min(map(len, pages))
-                run.covered[request_id] = least * block if request.is_whole else MOST_TOKENS
-            self._list_pages(run, source, record, request, lists, begin, ids)
+            if len(lists) == 1 and len(lists[0]) == 1 and request.shared <= begin:
+                # What a request gets while it decodes: of all that is done in a pass, this is done most.
+                (page,) = lists[0]
+                pages[0].append(page)
+                request.slots[0].add(page)
+                claims = run.claims[0]
+                before, claims[page] = claims.get(page), (request, since)
+                if before is not None and self._is_taken(run, request, before[0], ids):
+                    self._tell("claim", events.Claim(run, source, record, request, before[0], 0, page))
+            else:
+                for slots, more in zip(pages, lists, strict=False):
+                    slots += more
+                self._list_pages(run, source, record, request, lists, begin, ids)
+            if block and request.is_whole:
+                held = request.held = (len(pages[0]) if len(pages) == 1 else min(map(len, pages))) * block
+                run.room.fills(request, run.builds, max(held - positions[position] - scheduled[position] + 1, 0))
 
     def _list_pages(
         self,
@@ -211,28 +227,29 @@ class LeaderRecords(Core):
         running: Sequence[int],
     ) -> None:
         """Note whose pages these are now; ``begin`` is the block ordinal of the first in each list."""
-        mine = Hold(request, record.started_ns)
-        request.add_slots(lists)
+        mine = (request, record.started_ns)
+        while len(request.slots) < len(lists):
+            request.slots.append(set())
         for group, slots in enumerate(lists):
             if not slots:
                 continue
-            claims = run.claims.get(group)
-            if claims is None:
-                claims = run.claims[group] = {}
-            if len(slots) == 1 and request.shared <= begin:  # what a request gets while it decodes
-                page = slots[0]
-                before, claims[page] = claims.get(page), mine
-                if before is not None and self._is_taken(run, request, before.request, running):
-                    self._tell("claim", events.Claim(run, source, record, request, before.request, group, page))
-                continue
-            if len(request.slots[group]) < len(slots) + begin and len(set(slots)) < len(slots):
+            own = request.slots[group]
+            own.update(slots)
+            if len(own) < len(slots) + begin and len(set(slots)) < len(slots):
                 self._tell("listed", events.Listed(run, source, record, request, group, slots))
-            own = slots[request.shared - begin :] if request.shared > begin else slots
-            for other in {held.request for held in {*map(claims.get, own)} if held is not None}:
+            claims = run.claims[group]
+            claimed = slots[request.shared - begin :] if request.shared > begin else slots
+            others, last = set(), None
+            for held in map(claims.get, claimed):
+                if held is not last:  # pages that were given together are often given away together
+                    last = held
+                    if held is not None:
+                        others.add(held[0])
+            for other in others:
                 if self._is_taken(run, request, other, running):
-                    page = min(page for page in own if (held := claims.get(page)) and held.request is other)
+                    page = min(page for page in claimed if (held := claims.get(page)) and held[0] is other)
                     self._tell("claim", events.Claim(run, source, record, request, other, group, page))
-            claims.update(dict.fromkeys(own, mine))
+            claims.update(dict.fromkeys(claimed, mine))
 
     @staticmethod
     def _is_taken(run: Run, request: Request, other: Request, running: Sequence[int]) -> bool:
@@ -242,28 +259,24 @@ class LeaderRecords(Core):
         other.lost_pages = True
         return not other.left_ns and other.request_id in running and run.requests.get(other.request_id) is other
 
-    def _short(self, run: Run, record: BuildCall) -> list[tuple[Request, int]]:
-        """The requests whose pages hold fewer tokens than the pass reaches.
-
-        A request that generates needs another page where it begins a block, so only there it is looked at.
-        """
-        positions, scheduled, block = record.computed_positions, record.scheduled_tokens, run.block
-        if sum(scheduled) == len(scheduled):
-            looked_at = [index for index, position in enumerate(positions) if not position % block]
-        else:
-            both = enumerate(zip(positions, scheduled, strict=True))
-            looked_at = [index for index, (position, tokens) in both if tokens != 1 or not position % block]
-        found = []
-        for index in looked_at:
-            request_id, end = record.request_ids[index], positions[index] + scheduled[index]
-            if run.covered[request_id] >= end:
+    def _short(self, run: Run, record: BuildCall, prompts: dict[int, int]) -> list[tuple[Request, int]]:
+        """The requests whose pages hold fewer tokens than the pass reaches."""
+        found, room, passes = [], run.room, run.builds
+        for index in sorted({*room.due(record, passes, run.requests, prompts)}):
+            request_id = record.request_ids[index]
+            request = run.requests.get(request_id)
+            held = None if request is None else request.held
+            if request is None or held is None:
                 continue
-            request = run.requests[request_id]
-            if self._is_continuous(run, record, request_id):
+            end = record.computed_positions[index] + record.scheduled_tokens[index]
+            if end <= held:
+                room.fills(request, passes, max(held - prompts.get(index, end), 0) + 1)
+            elif self._is_continuous(run, record, request_id):
                 found.append((request, end))
+                room.fills(request, passes, 1 + -end % run.block)  # it is told again where it begins another block
             else:
                 request.is_whole = False
-                run.covered[request_id] = MOST_TOKENS
+                request.held = None
         return found
 
     def _asked_again(self, run: Run, record: BuildCall) -> list[Request]:
@@ -300,7 +313,7 @@ class LeaderRecords(Core):
         first = request.finish
         request.finishes += 1
         self._tell("finish", events.Finish(run, source, request, record, first))
-        run.covered.pop(record.request_id, None)
+        request.held = None
         run.prefilling.pop(record.request_id, None)
         run.waiting.pop(record.request_id, None)
         if first is not None:
@@ -324,4 +337,4 @@ class LeaderRecords(Core):
         if request is not None:
             request.is_whole = False
             request.queries = 0
-            run.covered.pop(request_id, None)
+            request.held = None

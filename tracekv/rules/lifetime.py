@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tracekv.journal.records import Transfer
 from tracekv.rules.events import Moved, Settled
@@ -31,11 +31,8 @@ class PageReusedUnderTransfer(Rule):
         claims = event.run.claims.get(record.layer_group, {})
         shift = event.source.shift_ns
         for page in record.pages:
-            claim = claims.get(page)
-            if claim is None:
-                continue
-            owner = claim.request
-            if owner is not request and record.started_ns + shift < claim.since < record.ended_ns + shift:
+            owner, since = claims.get(page, (request, 0))
+            if owner is not request and record.started_ns + shift < since < record.ended_ns + shift:
                 yield self.finding(
                     record, owner.alloc, page=page, layer_group=record.layer_group, given_to=owner.request_id,
                     direction=record.direction.value,
@@ -56,22 +53,22 @@ class TransferAfterTheEnd(Rule):
     def on_late(self, event: Moved) -> Iterator[Hit]:
         """A transfer of a request that has left."""
         if event.request is not None:
-            yield from self._judge(event.source, event.request, event.record)
+            yield from self._judge(event.request, [(event.source, event.record)])
 
     def on_left(self, event: Settled) -> Iterator[Hit]:
         """A request has gone: what was reported before its end was."""
-        for source, transfer in event.request.transfers:
-            yield from self._judge(source, event.request, transfer)
+        yield from self._judge(event.request, event.request.transfers)
 
-    def _judge(self, source: Source, request: Request, transfer: Transfer) -> Iterator[Hit]:
-        if not request.left_ns or not request.is_whole or transfer.error is not None or not _is_comparable(source):
+    def _judge(self, request: Request, transfers: Iterable[tuple[Source, Transfer]]) -> Iterator[Hit]:
+        if not request.left_ns or not request.is_whole:
             return
-        late_ns = transfer.ended_ns + source.shift_ns - request.left_ns
-        if late_ns > 0:
-            yield self.finding(
-                transfer, request.finish, late_ns=late_ns, pages=transfer.pages[:_MOST_NAMED],
-                layer_group=transfer.layer_group, direction=transfer.direction.value,
-            )  # fmt: skip
+        for source, transfer in transfers:
+            late_ns = transfer.ended_ns + source.shift_ns - request.left_ns
+            if late_ns > 0 and transfer.error is None and _is_comparable(source):
+                yield self.finding(
+                    transfer, request.finish, late_ns=late_ns, pages=transfer.pages[:_MOST_NAMED],
+                    layer_group=transfer.layer_group, direction=transfer.direction.value,
+                )  # fmt: skip
 
 
 def _is_comparable(source: Source) -> bool:

@@ -140,8 +140,10 @@ class LoadedUnhonoured(Rule):
             return
         if request.honoured is None or request.honoured < 0 or request.is_async:
             return
-        end = event.run.blocks(request.computed + request.honoured)
         slots = request.pages[record.layer_group] if record.layer_group < len(request.pages) else []
+        begin, end = request.computed // block, event.run.blocks(request.computed + request.honoured)
+        if slots[begin:end] == record.pages:  # the rule, and cheap
+            return
         beyond = [page for page in {*slots[end:]}.intersection(record.pages) if page >= 0]
         if beyond:
             yield self.finding(

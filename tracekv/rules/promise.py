@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tracekv.journal.vocabulary import Direction
 from tracekv.rules.state import Request, Run
 
 
@@ -27,4 +26,4 @@ def promise(run: Run, request: Request) -> dict[int, set[int]] | None:
 
 def loaded_ranks(request: Request) -> list[int]:
     """The ranks that reported a load of this request: on the others nothing is known."""
-    return sorted({rank for direction, rank, _ in request.moved if direction == Direction.LOAD.value})
+    return sorted({rank for rank, _ in request.loaded})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
 from typing import Any, NamedTuple, TypeVar
 
 from tracekv.journal.records import (
@@ -21,6 +20,7 @@ from tracekv.journal.records import (
     StoreOperation,
     Transfer,
 )
+from tracekv.rules.room import Room
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -48,13 +48,6 @@ class Recent(dict[K, V]):
             del self[next(iter(self))]
 
 
-class Covered(dict[int, int]):
-    """Request id -> tokens that its reported pages hold; where that isn't known, as many as you like."""
-
-    def __missing__(self, key: int) -> int:
-        return MOST_TOKENS
-
-
 class Request:
     """A request of a run.
 
@@ -64,10 +57,11 @@ class Request:
         pages: Page slots by layer group and block ordinal, as reported; ``slots`` the same as sets.
         lost_pages: Some of them were given to another request.
         queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
+        held: Tokens that its reported pages hold, None where that isn't known; ``full_at`` the pass built in which it may need more.
         shared: Blocks at the front that the device supplied: others may hold their pages too.
         chunks: Prefill passes ``(step, begin, end)``.
-        moved: ``(direction, rank, layer group) -> page slots``, successful transfers only; ``transfers`` the last of these, with
-            the process that told them.
+        loaded, saved: ``(rank, layer group) -> page slots``, successful transfers only; ``transfers`` the last of these, with the
+            process that told them.
         left_ns: When its pages were the runtime's again, 0 while they are its own.
         is_parked: An asynchronous load was promised and isn't reported done.
     """
@@ -79,14 +73,16 @@ class Request:
         "finish",
         "finishes",
         "first_build",
+        "full_at",
+        "held",
         "honoured",
         "is_async",
         "is_parked",
         "is_whole",
         "left_ns",
+        "loaded",
         "lookup",
         "lost_pages",
-        "moved",
         "offered",
         "pages",
         "parked_ns",
@@ -96,6 +92,7 @@ class Request:
         "replaces",
         "request_id",
         "returned_ns",
+        "saved",
         "seen_ns",
         "shared",
         "slots",
@@ -123,9 +120,12 @@ class Request:
         self.pages: list[list[int]] = []
         self.slots: list[set[int]] = []
         self.lost_pages = False
+        self.held: int | None = None
+        self.full_at = 0
         self.shared = 0
         self.chunks: list[tuple[int, int, int]] = []
-        self.moved: dict[tuple[str, int, int], set[int]] = {}
+        self.loaded: dict[tuple[int, int], set[int]] = {}
+        self.saved: dict[tuple[int, int], set[int]] = {}
         self.transfers: deque[tuple[Source, Transfer]] = deque(maxlen=MOST_TRANSFERS)
         self.left_ns = 0
         self.returned_ns = 0
@@ -134,16 +134,9 @@ class Request:
     def trim(self) -> None:
         """Forget what only its own settling needed; its pages stay, for transfers that come too late."""
         self.transfers.clear()
-        self.moved.clear()
+        self.loaded.clear()
+        self.saved.clear()
         self.chunks.clear()
-
-    def add_slots(self, lists: Sequence[Sequence[int]]) -> None:
-        """These page slots are its own."""
-        slots = self.slots
-        while len(slots) < len(lists):
-            slots.append(set())
-        for known, more in zip(slots, lists, strict=False):
-            known.update(more)
 
 
 class Keyed(NamedTuple):
@@ -159,14 +152,8 @@ class Keyed(NamedTuple):
     lookup: Lookup
 
 
-class Hold:
-    """A request holds pages, since when."""
-
-    __slots__ = ("request", "since")
-
-    def __init__(self, request: Request, since: int) -> None:
-        self.request = request
-        self.since = since
+#: Who holds a page, since when. A tuple: there is one for every page that a request gets while it decodes.
+Hold = tuple[Request, int]
 
 
 class Source:
@@ -221,7 +208,7 @@ class Run:
     Attributes:
         groups: Registered layer groups by id; ``block`` tokens per block, 0 while it isn't told.
         claims: ``layer group -> page slot -> who holds it``; a page that the device shares is its first owner's.
-        covered: ``request id -> tokens that its reported pages hold``.
+        room: In which pass a request may reach past its pages.
         builds: Passes built that were seen.
         is_known_from: Passes built when everything that belongs together was first seen whole.
         reports: Whether its worker's class reports transfers.
@@ -255,8 +242,8 @@ class Run:
     def forget(self) -> None:
         """What a gap makes uncertain: every request. The caches, ranks and classes stay known."""
         self.requests: dict[int, Request] = {}
-        self.claims: dict[int, dict[int, Hold]] = {}
-        self.covered = Covered()
+        self.claims: defaultdict[int, dict[int, Hold]] = defaultdict(dict)
+        self.room = Room()
         self.lookups: Recent[int, Lookup] = Recent(256)
         self.last_build: BuildCall | None = None
         self.last_step = 0
@@ -297,7 +284,7 @@ class Run:
     def drop(self, request_id: int) -> None:
         """Forget a request."""
         self.requests.pop(request_id, None)
-        self.covered.pop(request_id, None)
+        self.room.forget(request_id)
         self.waiting.pop(request_id, None)
         self.prefilling.pop(request_id, None)
         self.asked_again.pop(request_id, None)

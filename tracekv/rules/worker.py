@@ -34,6 +34,8 @@ _BUILD = int(Callback.BUILD_CONNECTOR_META)
 _BIND = int(Callback.BIND_CONNECTOR_META)
 _START = int(Callback.START_LOAD_KV)
 _END = int(Callback.WAIT_FOR_SAVE)
+# An enumeration's members are looked up in its class each time.
+_LOAD, _OBSERVED, _PLANNED = Direction.LOAD, Origin.OBSERVED, Origin.PLANNED
 
 
 class WorkerRecords(Core):
@@ -177,33 +179,40 @@ class WorkerRecords(Core):
                 run.due.append((run.builds + self._limits.settle_passes, "loaded", request))
 
     def _moved(self, source: Source, record: Transfer) -> None:
-        if record.source is Origin.PLANNED:
+        if record.source is _PLANNED:
             return  # an intention, not a movement
         run = self._run(source)
-        if record.source is Origin.OBSERVED:
+        if record.source is _OBSERVED:
             run.is_watched = True
         elif not run.reports:
             run.reports = True
             self._reporting.add(source.worker_class)
         request = run.requests.get(record.request_id)
         pages = set(record.pages)
-        if record.error is None and record.direction is Direction.SAVE:
-            run.saved_bytes += record.nbytes
-        moved = events.Moved(run, source, request, record)
-        if not _is_plain(run, request, record, pages):
+        is_load = record.direction is _LOAD
+        is_plain = _is_plain(run, request, record, pages)
+        moved = None
+        if is_load or not is_plain or request is None or request.left_ns or request.lost_pages:
+            moved = events.Moved(run, source, request, record)
+        if moved is not None and not is_plain:
             self._tell("astray", moved)
-        if request is not None:
-            if record.error is None:
-                where = (record.direction.value, source.rank or 0, record.layer_group)
-                before = request.moved.get(where)
+        if record.error is None:
+            if not is_load:
+                run.saved_bytes += record.nbytes
+            if request is not None:
+                of_kind = request.loaded if is_load else request.saved
+                where = (source.rank or 0, record.layer_group)
+                before = of_kind.get(where)
                 if before is None:
-                    request.moved[where] = pages
+                    of_kind[where] = pages
                 else:
                     before |= pages
                 request.transfers.append((source, record))
-            if request.left_ns or request.lost_pages:
-                self._tell("late", moved)
-        if record.direction is Direction.LOAD:
+        if moved is None:
+            return
+        if request is not None and (request.left_ns or request.lost_pages):
+            self._tell("late", moved)
+        if is_load:
             self._tell("load", moved)
 
     def _watched(self, source: Source, record: WatchReport) -> None:
