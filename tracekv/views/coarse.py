@@ -1,43 +1,63 @@
-"""A process's part of a large run in bulk: the same numbers and the same bars' sums, without an object for each of its calls.
+"""A process's part of a large run in bulk: the same numbers and the same bars' sums, without an object for each of its bars.
 
-Most records of a large run are calls that nobody looks at one by one: plain callbacks, idle polls, and the layer hooks of passes.
-Once many of them lie within what is drawn as one bar, their times go straight into that bar and into the summary's histograms.
-What is longer than such a bar is wide, what raised, and all that is a request's are taken one by one, as always. Hooks that are
-stored in seconds are counted to within a nanosecond: each duration is rounded, not both of its ends, and sums of them once.
+Once many bars lie within what is drawn as one, nobody looks at them one by one. So records are taken by lane and name: the times of
+those that begin within one width go into one bar, and those of plain callbacks and layer hooks straight into the summary's
+histograms. What is longer than a width, what raised, and what is told otherwise than by a start and an end is taken one by one, as
+always. Hooks that are stored in seconds are counted to within a nanosecond: each duration is rounded, not both of its ends, and sums
+of them once.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from operator import sub
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import gt, sub
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tracekv.journal.naming import KINDS
-from tracekv.journal.records import BindCall, Call, IdlePolls, LayerHooks, in_ns
+from tracekv.journal.process_scan import ProcessScan
+from tracekv.journal.records import (
+    BindCall,
+    BuildCall,
+    Call,
+    IdlePolls,
+    LayerHooks,
+    Record,
+    StoreOperation,
+    Transfer,
+    decode_as_stored,
+    in_ns,
+)
 from tracekv.journal.vocabulary import Callback
 from tracekv.views.picture import Picture
 from tracekv.views.runs import Segment
 from tracekv.views.summary import SummaryView
-from tracekv.views.timeline import PASSES, Bar, Block, Lane, Row, Timeline, lane_of
+from tracekv.views.timeline import (
+    PASSES,
+    Bar,
+    Block,
+    Lane,
+    Row,
+    Timeline,
+    lane_of,
+    lane_of_store,
+    lane_of_transfers,
+    requests_of,
+)
 
 _CALLS = (Call, BindCall, IdlePolls)
-#: Kinds that are not taken in bulk.
-OTHERS = tuple(kind for kind in KINDS if kind not in (*_CALLS, LayerHooks))
+_OTHERS = tuple(kind for kind in KINDS if kind not in (*_CALLS, LayerHooks))
 #: Passes whose layer hooks are added up at a time, at the most.
 _MOST_PASSES = 256
 #: Different durations of a hook that are kept before they go into the histogram.
 _MOST_DURATIONS = 1 << 16
-_WAIT_FOR_SAVE, _POLL = int(Callback.WAIT_FOR_SAVE), int(Callback.GET_FINISHED)
-#: In place of a callback's number: the pass that callbacks enclose.
-_PASS = -1
-
-_decode_call: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Call | BindCall | IdlePolls).decode
+_WAIT_FOR_SAVE = int(Callback.WAIT_FOR_SAVE)
+#: Where a pass's hooks begin, in either way in which they are stored.
 _SECONDS, _NS = struct.Struct("d").unpack_from, struct.Struct("q").unpack_from
-_decode_hooks = msgspec.msgpack.Decoder(LayerHooks).decode
 
 
 class Into(NamedTuple):
@@ -60,91 +80,161 @@ class Into(NamedTuple):
             if bar.end_ns >= self.begin and bar.start_ns <= self.end:
                 self.picture.add(bar)
 
+    def take_singly(self, record: Record) -> None:
+        """Count a record, and draw its bars."""
+        self.view.feed(record)
+        self.take(self.timeline.feed(record))
 
-def take_calls(segment: Segment, into: Into) -> None:
+
+class _Spans(NamedTuple):
+    """Bars of one lane and name that are to be drawn: when each begins and ends, its record, and its requests where it has any."""
+
+    starts: list[int]
+    ends: list[int]
+    records: list[Any]
+    requests: Sequence[tuple[int, ...]] = ()
+
+    def only(self, chosen: Sequence[int]) -> _Spans:
+        """Those at some places."""
+        return _Spans(
+            [self.starts[at] for at in chosen],
+            [self.ends[at] for at in chosen],
+            [self.records[at] for at in chosen],
+            [self.requests[at] for at in chosen] if self.requests else (),
+        )
+
+
+def take_in_bulk(segment: Segment, into: Into) -> None:
+    """All records of a process; the requests that are still open at its end are not drawn."""
+    _take_calls(segment, into)
+    _take_hooks(segment, into)
+    _take_others(segment, into)
+
+
+def _take_calls(segment: Segment, into: Into) -> None:
     """The plain callbacks, the binds and the idle polls of a process, and the passes that they enclose."""
-    view, timeline, picture, begin, end = into
-    width = picture.width_ns
-    durations: dict[int, list[int]] = {}
-    #: (callback, place) -> [start, end, bars, busy, longest, record of the first]
-    bins: dict[tuple[int, int], list[Any]] = {}
+    view, timeline = into.view, into.timeline
     bound_step, bound_ns = -1, 0
 
-    def put(callback: int, started: int, ended: int, record: Any) -> None:
-        length = ended - started
-        known = bins.get((callback, started // width))
-        if known is None:
-            bins[callback, started // width] = [started, ended, 1, length, length, record]
-            return
-        if started < known[0]:
-            known[0] = started
-        if ended > known[1]:
-            known[1] = ended
-        known[2] += 1
-        known[3] += length
-        if length > known[4]:
-            known[4] = length
+    def first_bar(record: Record, _started: int, _ended: int) -> Bar:
+        return timeline.bars(record)[0]
 
-    for record in _decoded(segment, _decode_call, *_CALLS):
-        kind = type(record)
-        if kind is IdlePolls:
-            callback, started, ended, took = _POLL, record.first_started_ns, record.last_ended_ns, record.max_ns
-            is_plain = record.count == 1
-        else:
-            callback, started, ended = record.callback, record.started_ns, record.ended_ns
-            took, is_plain = ended - started, record.error is None
+    for records in _decoded(segment, *_CALLS):
+        calls: defaultdict[int, list[Call]] = defaultdict(list)
+        polls: list[IdlePolls] = []
+        passes = _Spans([], [], [])
+        for record in records:
+            kind = type(record)
+            if kind is IdlePolls:
+                if record.count == 1:
+                    polls.append(record)
+                else:
+                    into.take_singly(record)
+                continue
+            callback = record.callback
             if kind is BindCall:
-                bound_step, bound_ns = record.step, started
+                bound_step, bound_ns = record.step, record.started_ns
             elif callback == _WAIT_FOR_SAVE and bound_step == record.step:
                 bound_step = -1
-                if ended - bound_ns >= width:
-                    into.take([_pass(record, bound_ns, ended)])
-                elif ended >= begin and bound_ns <= end:
-                    put(_PASS, bound_ns, ended, record)
-        if not is_plain:
-            view.feed(record)
-            into.take(timeline.feed(record)[:1])
-            continue
-        if callback in durations:
-            durations[callback].append(took)
-        else:
-            durations[callback] = [took]
-        if not 0 <= ended - started < width:
-            into.take(timeline.feed(record)[:1])
-        elif ended >= begin and started <= end:
-            put(callback, started, ended, record)
-    for callback, each in durations.items():
-        view.called(callback, Counter(each))
-        view.summary.records += len(each)
-    for (callback, _), (first, last, count, busy, longest, record) in bins.items():
-        if count == 1:
-            into.take([_pass(record, first, last)] if callback == _PASS else timeline.feed(record)[:1])
-        else:
-            lane, name = (PASSES, "pass") if callback == _PASS else lane_of(callback)
-            picture.add_block(Block(lane, first, last, count, busy, longest, name))
+                passes.starts.append(bound_ns)
+                passes.ends.append(record.ended_ns)
+                passes.records.append(record)
+            if record.error is None:
+                calls[callback].append(record)
+            else:
+                view.feed(record)
+                into.take(timeline.bars(record)[:1])
+        for callback, each in calls.items():
+            spans = _Spans([record.started_ns for record in each], [record.ended_ns for record in each], each)
+            view.called(callback, Counter(map(sub, spans.ends, spans.starts)))
+            _draw(*lane_of(callback), spans, into, first_bar)
+        view.called(Callback.GET_FINISHED, Counter([poll.max_ns for poll in polls]))
+        spans = _Spans([poll.first_started_ns for poll in polls], [poll.last_ended_ns for poll in polls], polls)
+        _draw(*lane_of(Callback.GET_FINISHED), spans, into, first_bar)
+        _draw(PASSES, "pass", passes, into, _pass)
+        view.summary.records += len(polls) + sum(map(len, calls.values()))
 
 
-def _pass(record: Call, started: int, ended: int) -> Bar:
+def _pass(record: Any, started: int, ended: int) -> Bar:
     return Bar(PASSES, f"pass {record.step}", started, max(started, ended), (), record.step, -1, None, record)
 
 
-def take_hooks(segment: Segment, into: Into) -> None:
+def _take_others(segment: Segment, into: Into) -> None:
+    """What is left, in order; the bars of moves, of store operations and of passes' metadata in bulk."""
+    view, timeline = into.view, into.timeline
+    for records in _decoded(segment, *_OTHERS):
+        rows: defaultdict[tuple[Lane, str], list[Any]] = defaultdict(list)
+        for record in records:
+            kind = type(record)
+            if kind not in _BULKY or record.error is not None:
+                into.take_singly(record)
+                continue
+            view.feed(record)
+            into.take(timeline.requests(record))
+            if kind is Transfer:
+                rows[lane_of_transfers(record.direction, record.layer_group, record.source, record.tier)].append(record)
+            elif kind is StoreOperation:
+                rows[lane_of_store(record.operation, record.outcome)].append(record)
+            else:
+                rows[lane_of(record.callback)].append(record)
+        for (lane, name), each in rows.items():
+            requests = [requests_of(record) for record in each]
+            spans = _Spans([record.started_ns for record in each], [record.ended_ns for record in each], each, requests)
+            _draw(lane, name, spans, into, lambda record, _started, _ended: timeline.bars(record)[0])
+
+
+_BULKY = frozenset((Transfer, StoreOperation, BuildCall))
+
+
+def _draw(lane: Lane, name: str, spans: _Spans, into: Into, bar_of: Callable[[Record, int, int], Bar]) -> None:
+    """Bars of one lane and name: those that begin within one width together; the long ones, and the only ones there, as they are."""
+    if not spans.starts:
+        return
+    width = into.picture.width_ns
+    took = list(map(sub, spans.ends, spans.starts))
+    if min(took) < 0 or max(took) >= width or min(spans.ends) < into.begin or max(spans.starts) > into.end:
+        short = []
+        for at, (started, ended, record) in enumerate(zip(*spans[:3], strict=True)):
+            if not 0 <= ended - started < width:
+                into.take([bar_of(record, started, ended)])
+            elif ended >= into.begin and started <= into.end:
+                short.append(at)
+        spans = spans.only(short)
+    if any(map(gt, spans.starts, spans.starts[1:])):
+        spans = spans.only(sorted(range(len(spans.starts)), key=spans.starts.__getitem__))
+    starts, ends, records, requests = spans
+    took = list(map(sub, ends, starts))
+    first = 0
+    while first < len(starts):
+        last = bisect_left(starts, (starts[first] // width + 1) * width, first)
+        if last == first + 1:
+            into.take([bar_of(records[first], starts[first], ends[first])])
+        else:
+            lengths = took[first:last]
+            named = tuple({request: None for each in requests[first:last] for request in each})
+            bounds = (starts[first], max(ends[first:last]))
+            into.picture.add_block(Block(lane, *bounds, len(lengths), sum(lengths), max(lengths), name, named))
+        first = last
+
+
+def _take_hooks(segment: Segment, into: Into) -> None:
     """The layer hooks of a process: those of one hook and layer group in one place together."""
     counts = _HookCounts(into.view)
     batch: list[LayerHooks] = []
     place = (0, 0, 0, False)
     width = into.picture.width_ns
-    for record in _decoded(segment, _decode_hooks, LayerHooks):
-        hooks = record.waits or record.saves
-        begun = 0
-        if len(hooks) >= 16:
-            begun = round(1e9 * _SECONDS(hooks)[0]) if record.in_seconds else _NS(hooks)[0]
-        here = (begun // width, len(record.waits), len(record.saves), record.in_seconds)
-        if batch and (here != place or len(batch) == _MOST_PASSES):
-            _take_batch(batch, into, counts)
-            batch = []
-        place = here
-        batch.append(record)
+    for records in _decoded(segment, LayerHooks):
+        for record in records:
+            hooks = record.waits or record.saves
+            begun = 0
+            if len(hooks) >= 16:
+                begun = round(1e9 * _SECONDS(hooks)[0]) if record.in_seconds else _NS(hooks)[0]
+            here = (begun // width, len(record.waits), len(record.saves), record.in_seconds)
+            if batch and (here != place or len(batch) == _MOST_PASSES):
+                _take_batch(batch, into, counts)
+                batch = []
+            place = here
+            batch.append(record)
     if batch:
         _take_batch(batch, into, counts)
     counts.close()
@@ -192,7 +282,7 @@ def _take_batch(batch: list[LayerHooks], into: Into, counts: _HookCounts) -> Non
             if min(took) <= 0:
                 # Layers that took no time that can be told, weren't called (0, 0), or raised: an end of 0.
                 for record in batch:
-                    _take_exactly(record, into)
+                    into.take_singly(in_ns(record))
                 return
             counted.append((callback, took))
             # Passes follow one another.
@@ -211,15 +301,19 @@ def _take_batch(batch: list[LayerHooks], into: Into, counts: _HookCounts) -> Non
             into.picture.add_block(block)
 
 
-def _take_exactly(record: LayerHooks, into: Into) -> None:
-    told = in_ns(record)
-    into.view.feed(told)
-    into.take(into.timeline.feed(told))
-
-
-def _decoded(segment: Segment, decoding: Callable[[bytes], Any], *kinds: Any) -> Iterator[Any]:
-    for _, payload in segment.process.payloads(*kinds, first=segment.first, last=segment.last):
+def _decoded(segment: Segment, *kinds: type[Record]) -> Iterator[list[Any]]:
+    """The records of some kinds in order, many at a time; hooks as they are stored."""
+    process = segment.process
+    for _, payloads in process.batches(*kinds, first=segment.first, last=segment.last):
         try:
-            yield decoding(payload)
+            yield list(map(decode_as_stored, payloads))
         except msgspec.DecodeError:
-            segment.process.undecodable += 1
+            yield list(_decodable(process, payloads))
+
+
+def _decodable(process: ProcessScan, payloads: Sequence[bytes]) -> Iterator[Record]:
+    for payload in payloads:
+        try:
+            yield decode_as_stored(payload)
+        except msgspec.DecodeError:
+            process.undecodable += 1

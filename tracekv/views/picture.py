@@ -59,17 +59,14 @@ class Many(msgspec.Struct):
         if bar.requests:
             self._concern(bar.requests)
 
-    def block(self, first_ns: int, last_ns: int, count: int, busy_ns: int, longest_ns: int, name: str) -> None:
+    def add_block(self, block: Block) -> None:
         """Take several of one name."""
-        if first_ns < self.first_ns:
-            self.first_ns = first_ns
-        if last_ns > self.last_ns:
-            self.last_ns = last_ns
-        self.count += count
-        self.busy_ns += busy_ns
-        if longest_ns > self.longest_ns:
-            self.longest_ns = longest_ns
-        self.names[name] = self.names.get(name, 0) + count
+        self.first_ns, self.last_ns = min(self.first_ns, block.first_ns), max(self.last_ns, block.last_ns)
+        self.count += block.bars
+        self.busy_ns += block.busy_ns
+        self.longest_ns = max(self.longest_ns, block.longest_ns)
+        self.names[block.name] = self.names.get(block.name, 0) + block.bars
+        self._concern(block.requests)
 
     def merge(self, other: Many) -> None:
         """Take all of another."""
@@ -129,10 +126,10 @@ class Picture:
         place = block.first_ns // self.width_ns
         known = bins.get(place)
         if type(known) is Many:
-            known.block(*block[1:])
+            known.add_block(block)
             return
         many = Many(block.first_ns, block.last_ns)
-        many.block(*block[1:])
+        many.add_block(block)
         self._join(block.lane, many)
         if self._kept > self._most:
             self._fit()

@@ -137,6 +137,7 @@ class Block(NamedTuple):
     busy_ns: int
     longest_ns: int
     name: str
+    requests: tuple[int, ...] = ()
 
 
 class Timeline:
@@ -151,8 +152,6 @@ class Timeline:
         self._stories = Stories()
         self._pass_step = -1
         self._pass_start_ns = 0
-        self._names: dict[int, tuple[Lane, str]] = {}
-        self._lanes: dict[tuple[Direction, int, Source, Tier], tuple[Lane, str]] = {}
         self._spans: tuple[int, list[tuple[int, tuple[int, int]]]] | None = None
 
     def feed(self, record: Record) -> list[Bar]:
@@ -161,7 +160,7 @@ class Timeline:
         if kind in TELLING:
             self.facts.observe(record)
             self._spans = None
-        return self._bars(record) + self.requests(record)
+        return self.bars(record) + self.requests(record)
 
     def requests(self, record: Record) -> list[Bar]:
         """Only the bars of requests that a record ends."""
@@ -174,7 +173,8 @@ class Timeline:
         """No more records come: the requests that are still open."""
         return [_request(story) for story in self._stories.close()]
 
-    def _bars(self, record: Record) -> list[Bar]:
+    def bars(self, record: Record) -> list[Bar]:
+        """Only the bars of a record itself: its own first, then those of what it ends."""
         match record:
             case LayerHooks():
                 return self.hooks(record)
@@ -238,12 +238,10 @@ class Timeline:
         return self._spans[1]
 
     def _call(self, record: Call) -> list[Bar]:
-        known = self._names.get(record.callback)
-        if known is None:
-            known = self._names[record.callback] = lane_of(record.callback)
+        lane, name = lane_of(record.callback)
         start = record.started_ns
         requests = () if type(record) is Call else requests_of(record)
-        bars = [Bar(*known, start, max(start, record.ended_ns), requests, record.step, -1, record.error, record)]
+        bars = [Bar(lane, name, start, max(start, record.ended_ns), requests, record.step, -1, record.error, record)]
         if isinstance(record, BindCall):
             self._pass_step, self._pass_start_ns = record.step, record.started_ns
         elif record.callback == Callback.WAIT_FOR_SAVE and self._pass_step == record.step:
@@ -259,14 +257,12 @@ class Timeline:
         return _bar(lane, name, record.first_started_ns, record.last_ended_ns, record, step=record.step)
 
     def _transfer(self, record: Transfer) -> Bar:
-        key = (record.direction, record.layer_group, record.source, record.tier)
-        known = self._lanes.get(key)
-        if known is None:
-            known = self._lanes[key] = lane_of_transfers(*key)
+        lane, name = lane_of_transfers(record.direction, record.layer_group, record.source, record.tier)
         requests = (record.request_id,)
-        return _bar(*known, record.started_ns, record.ended_ns, record, requests, record.step, record.error)
+        return _bar(lane, name, record.started_ns, record.ended_ns, record, requests, record.step, record.error)
 
 
+@functools.lru_cache(1024)
 def lane_of_transfers(direction: Direction, layer_group: int, source: Source, tier: Tier) -> tuple[Lane, str]:
     """Where transfers lie, and their name."""
     row = Row.LOADS if direction is Direction.LOAD else Row.SAVES
@@ -280,6 +276,7 @@ def lane_of_store(operation: Operation, outcome: Outcome) -> tuple[Lane, str]:
     return Lane(Row.STORE, what=operation.value), f"{operation.value} {outcome.value}"
 
 
+@functools.lru_cache
 def lane_of(callback: int) -> tuple[Lane, str]:
     """Where the bars of a callback lie, and their name."""
     side, method = callback_name(callback)
@@ -316,9 +313,8 @@ def _request(story: Story) -> Bar:
 
 
 def _store(record: StoreOperation) -> Bar:
-    requests = () if record.request_id is None else (record.request_id,)
     lane, name = lane_of_store(record.operation, record.outcome)
-    return _bar(lane, name, record.started_ns, record.ended_ns, record, requests, error=record.error)
+    return _bar(lane, name, record.started_ns, record.ended_ns, record, requests_of(record), error=record.error)
 
 
 def _moment(record: Drop | Prefetch | Enqueued | Finding | TracerFault | TracingReduced) -> Bar:
@@ -342,13 +338,15 @@ def _moment(record: Drop | Prefetch | Enqueued | Finding | TracerFault | Tracing
     return _bar(_EVENTS, name, record.at_ns, record.at_ns, record, requests, getattr(record, "step", 0), error)
 
 
-def requests_of(record: Call) -> tuple[int, ...]:
-    """The requests that a callback was for."""
+def requests_of(record: Record) -> tuple[int, ...]:
+    """The requests that a callback was for, or that moved."""
     match record:
-        case QueryCall() | AllocCall() | FinishCall() | CancelLoadCall() | RequestResetCall():
-            return (record.request_id,)
         case BuildCall():
             return tuple(record.request_ids)
+        case QueryCall() | AllocCall() | FinishCall() | CancelLoadCall() | RequestResetCall() | Transfer():
+            return (record.request_id,)
+        case StoreOperation():
+            return () if record.request_id is None else (record.request_id,)
         case FinishedCall():
             return tuple(
                 dict.fromkeys(

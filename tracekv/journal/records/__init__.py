@@ -92,6 +92,7 @@ __all__ = [
     "WatchGapSeen",
     "WatchReport",
     "decode",
+    "decode_as_stored",
     "in_ns",
 ]
 
@@ -140,6 +141,12 @@ def decode(payload: bytes | memoryview) -> Record:
     """The record in ``payload``; msgspec.DecodeError where it is none of this version's."""
     record: Record = _decoder.decode(payload)
     return in_ns(record) if type(record) is LayerHooks else record
+
+
+def decode_as_stored(payload: bytes | memoryview) -> Record:
+    """As :func:`decode`, but a pass's hooks are left as they are, in seconds perhaps: for who looks at few of many."""
+    record: Record = _decoder.decode(payload)
+    return record
 
 
 def in_ns(record: LayerHooks) -> LayerHooks:
