@@ -34,8 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     #: File to which spans are appended as OTLP JSON lines.
     trace_file: str | None = None
     #: Who reads the journals: ``auto`` (one agent process per node, started by itself), ``external`` (a sidecar that somebody else
-    #: starts), ``thread`` (a thread of each process, for tests and notebooks; a caller's trace is joined by the rank that takes requests
-    #: in only) or ``off`` (nobody; the journal is still written).
+    #: starts), ``thread`` (a thread of each process, for tests and notebooks; only the rank that takes requests in joins a caller's
+    #: trace) or ``off`` (nobody; the journal is still written).
     agent: Literal["auto", "external", "thread", "off"] = "auto"
     #: Folder of the journals, by default one of the user's own in ``/dev/shm``.
     journal_dir: str | None = None
