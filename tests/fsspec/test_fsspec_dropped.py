@@ -13,7 +13,7 @@ import torch
 
 import tracekv
 from tests.fsspec.dying import LENGTH, NEW, PROMPTS, executor, settings
-from tracekv_fsspec import Scheduler, Worker
+from tracekv_fsspec import Scheduler, Worker, worker
 from tracekv_fsspec.collected import WhenCollected
 
 WHOLE = LENGTH // 16 * 16
@@ -69,6 +69,22 @@ def test_what_a_dropped_engine_held_goes_and_what_it_saved_is_stored(arenas, is_
     assert list((tmp_path / "journals").glob("tracekv-hints-*")) == []
     assert serve(pair) == [WHOLE] * len(PROMPTS)
     until(lambda: not list(arenas.iterdir()))
+
+
+def test_what_a_dropped_worker_registered_with_cuda_is_unregistered_while_it_is_mapped(arenas, monkeypatch):
+    """Here without a GPU: only who undoes it, and when."""
+    mapped, seen = maps(), []
+    undone = threading.Event()
+
+    def undo():
+        seen.append((maps(), threading.current_thread().name))
+        undone.set()
+
+    monkeypatch.setattr(worker, "pin_for_gpu", lambda layout, buffer: undo)
+    serve((Scheduler, Worker))
+    until(undone.is_set)
+    assert seen == [(mapped + 1, "tracekv-collected")]
+    until(lambda: maps() == mapped)
 
 
 def test_who_shuts_it_down_waits_for_nobody(arenas):

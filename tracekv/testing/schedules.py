@@ -4,7 +4,7 @@
 
    TestMySchedules = random_schedules(MyScheduler, MyWorker).TestCase
 
-A failure is shrunk by Hypothesis, and told as a short story: what was asked, when, and what came of it.
+A failure is shrunk by Hypothesis, in five minutes at most, and told as a short story: what was asked, when, and what came of it.
 """
 
 from __future__ import annotations
