@@ -21,7 +21,8 @@ from tests.views.sample_run import (
 )
 from tracekv.journal.records import CallCounts, Record
 from tracekv.journal.vocabulary import Callback, Direction, Outcome, Source, Tier
-from tracekv.views.summary import Durations, Summary, SummaryView
+from tracekv.views.durations import Durations
+from tracekv.views.summary import Summary, SummaryView
 
 
 def summary_of(records: list[Record]) -> Summary:

@@ -76,7 +76,7 @@ def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds
     """
     base, slots, cells = area
     ring_bytes = slots * SLOT_BYTES
-    longest = ring_bytes - FRAME_BYTES
+    longest, edge = ring_bytes - FRAME_BYTES, base + ring_bytes
     head: int = _HEAD.unpack_from(mapping, cells)[0]
     position = end_of_read = max(0, head - slots)
     window = position + _WINDOW // SLOT_BYTES
@@ -87,7 +87,11 @@ def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds
             begin = base + position % slots * SLOT_BYTES
             crc, length, stored, sequence = unpack(view, begin)
             end = begin + FRAME_BYTES + length
-            if stored != position or length > longest or _crc(view, begin, end, base, ring_bytes) != crc:
+            if (
+                stored != position
+                or length > longest
+                or (crc32(view[begin + 4 : end]) if end <= edge else _crc_over(view, begin, end, base, edge)) != crc
+            ):
                 position += 1
                 continue
             # A frame and the first bytes of its payload lie in one slot, so never over the edge.
@@ -107,10 +111,7 @@ def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds
     return kinds, end_of_read
 
 
-def _crc(view: memoryview, begin: int, end: int, base: int, ring_bytes: int) -> int:
-    edge = base + ring_bytes
-    if end <= edge:
-        return crc32(view[begin + 4 : end])
+def _crc_over(view: memoryview, begin: int, end: int, base: int, edge: int) -> int:
     return crc32(view[base : base + end - edge], crc32(view[begin + 4 : edge]))
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import mmap
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from tracekv.journal.frames import ArchiveScan, Column, Kinds
 from tracekv.journal.layout import JournalFacts
 from tracekv.journal.naming import KINDS, LISTING, NAMING, TAGS, concerns, named_of
 from tracekv.journal.reader import JournalState, RingReader
-from tracekv.journal.records import ClockAnchor, Record, decode
+from tracekv.journal.records import ClockAnchor, Record, decode, decode_as_stored
 
 _DATED = frozenset(TAGS[kind] for kind in KINDS if "ended_ns" in kind.__struct_fields__)
 #: Sequence numbers that are ordered at a time, at first: who wants one record needn't wait for thousands. Later it is as many as
@@ -82,6 +82,21 @@ class ProcessScan:
                     self.undecodable += 1
                     continue
                 yield sequence, record
+
+    def lists(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[list[Any]]:
+        """As :meth:`select`, many at a time, and the hooks of passes as they are stored (:func:`decode_as_stored`)."""
+        for _, payloads in self.batches(*kinds, first=first, last=last):
+            try:
+                yield list(map(decode_as_stored, payloads))
+            except msgspec.DecodeError:
+                yield list(self._decodable(payloads))
+
+    def _decodable(self, payloads: Iterable[bytes]) -> Iterator[Record]:
+        for payload in payloads:
+            try:
+                yield decode_as_stored(payload)
+            except msgspec.DecodeError:
+                self.undecodable += 1
 
     def payloads(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
         """As :meth:`numbered`, encoded: for who wants to decode only a part of each."""

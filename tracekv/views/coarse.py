@@ -12,27 +12,27 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import gt, sub
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tracekv.journal.naming import KINDS
-from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import (
+    AllocCall,
     BindCall,
     BuildCall,
     Call,
+    FinishCall,
     IdlePolls,
     LayerHooks,
+    Lookup,
+    QueryCall,
     Record,
     StoreOperation,
     Transfer,
-    decode_as_stored,
     in_ns,
 )
-from tracekv.journal.vocabulary import Callback
+from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Source, Tier
 from tracekv.views.picture import Picture
 from tracekv.views.runs import Segment
 from tracekv.views.summary import SummaryView
@@ -44,6 +44,7 @@ from tracekv.views.timeline import (
     Row,
     Timeline,
     lane_of,
+    lane_of_lookup,
     lane_of_store,
     lane_of_transfers,
     requests_of,
@@ -85,14 +86,18 @@ class Into(NamedTuple):
         self.view.feed(record)
         self.take(self.timeline.feed(record))
 
+    def own_bar(self, record: Record, _started: int, _ended: int) -> Bar:
+        """The bar of a record itself."""
+        return self.timeline.bars(record)[0]
+
 
 class _Spans(NamedTuple):
     """Bars of one lane and name that are to be drawn: when each begins and ends, its record, and its requests where it has any."""
 
     starts: list[int]
     ends: list[int]
-    records: list[Any]
-    requests: Sequence[tuple[int, ...]] = ()
+    records: Sequence[Any]
+    requests: Sequence[Sequence[int]] = ()
 
     def only(self, chosen: Sequence[int]) -> _Spans:
         """Those at some places."""
@@ -116,13 +121,10 @@ def _take_calls(segment: Segment, into: Into) -> None:
     view, timeline = into.view, into.timeline
     bound_step, bound_ns = -1, 0
 
-    def first_bar(record: Record, _started: int, _ended: int) -> Bar:
-        return timeline.bars(record)[0]
-
-    for records in _decoded(segment, *_CALLS):
+    for records in segment.lists(*_CALLS):
         calls: defaultdict[int, list[Call]] = defaultdict(list)
         polls: list[IdlePolls] = []
-        passes = _Spans([], [], [])
+        passes: list[tuple[int, Call]] = []
         for record in records:
             kind = type(record)
             if kind is IdlePolls:
@@ -136,9 +138,7 @@ def _take_calls(segment: Segment, into: Into) -> None:
                 bound_step, bound_ns = record.step, record.started_ns
             elif callback == _WAIT_FOR_SAVE and bound_step == record.step:
                 bound_step = -1
-                passes.starts.append(bound_ns)
-                passes.ends.append(record.ended_ns)
-                passes.records.append(record)
+                passes.append((bound_ns, record))
             if record.error is None:
                 calls[callback].append(record)
             else:
@@ -147,11 +147,12 @@ def _take_calls(segment: Segment, into: Into) -> None:
         for callback, each in calls.items():
             spans = _Spans([record.started_ns for record in each], [record.ended_ns for record in each], each)
             view.called(callback, Counter(map(sub, spans.ends, spans.starts)))
-            _draw(*lane_of(callback), spans, into, first_bar)
+            _draw(*lane_of(callback), spans, into, into.own_bar)
         view.called(Callback.GET_FINISHED, Counter([poll.max_ns for poll in polls]))
         spans = _Spans([poll.first_started_ns for poll in polls], [poll.last_ended_ns for poll in polls], polls)
-        _draw(*lane_of(Callback.GET_FINISHED), spans, into, first_bar)
-        _draw(PASSES, "pass", passes, into, _pass)
+        _draw(*lane_of(Callback.GET_FINISHED), spans, into, into.own_bar)
+        spans = _Spans([begun for begun, _ in passes], [end.ended_ns for _, end in passes], [end for _, end in passes])
+        _draw(PASSES, "pass", spans, into, _pass)
         view.summary.records += len(polls) + sum(map(len, calls.values()))
 
 
@@ -160,30 +161,51 @@ def _pass(record: Any, started: int, ended: int) -> Bar:
 
 
 def _take_others(segment: Segment, into: Into) -> None:
-    """What is left, in order; the bars of moves, of store operations and of passes' metadata in bulk."""
+    """What is left, in order for the sake of the requests; what there is much of is drawn in bulk."""
     view, timeline = into.view, into.timeline
-    for records in _decoded(segment, *_OTHERS):
-        rows: defaultdict[tuple[Lane, str], list[Any]] = defaultdict(list)
+    has_requests = timeline.facts.has_scheduler
+    for records in segment.lists(*_OTHERS):
+        calls: defaultdict[int, list[Call]] = defaultdict(list)
+        lookups: defaultdict[MissReason | None, list[Lookup]] = defaultdict(list)
+        moves: defaultdict[tuple[Direction, int, Source, Tier], list[Transfer]] = defaultdict(list)
+        stores: defaultdict[tuple[Operation, Outcome], list[StoreOperation]] = defaultdict(list)
         for record in records:
             kind = type(record)
-            if kind not in _BULKY or record.error is not None:
+            if kind is StoreOperation and record.error is None:
+                stores[record.operation, record.outcome].append(record)
+                continue
+            if kind is Transfer and record.error is None:
+                moves[record.direction, record.layer_group, record.source, record.tier].append(record)
+            elif kind is Lookup:
+                lookups[record.reason].append(record)
+            elif kind in _REQUEST_CALLS and record.error is None:
+                calls[record.callback].append(record)
+            else:
                 into.take_singly(record)
                 continue
-            view.feed(record)
-            into.take(timeline.requests(record))
-            if kind is Transfer:
-                rows[lane_of_transfers(record.direction, record.layer_group, record.source, record.tier)].append(record)
-            elif kind is StoreOperation:
-                rows[lane_of_store(record.operation, record.outcome)].append(record)
-            else:
-                rows[lane_of(record.callback)].append(record)
-        for (lane, name), each in rows.items():
-            requests = [requests_of(record) for record in each]
-            spans = _Spans([record.started_ns for record in each], [record.ended_ns for record in each], each, requests)
-            _draw(lane, name, spans, into, lambda record, _started, _ended: timeline.bars(record)[0])
+            if has_requests:
+                into.take(timeline.requests(record))
+        for what, operations in stores.items():
+            view.stored(*what, len(operations))
+            view.summary.records += len(operations)
+            _draw(*lane_of_store(*what), _spans(operations), into, into.own_bar)
+        rows: list[tuple[tuple[Lane, str], Sequence[Record]]] = [
+            *((lane_of(callback), each) for callback, each in calls.items()),
+            *((lane_of_lookup(reason), each) for reason, each in lookups.items()),
+            *((lane_of_transfers(*way), each) for way, each in moves.items()),
+        ]
+        for (lane, name), records_of_row in rows:
+            view.feed_all(records_of_row)
+            _draw(lane, name, _spans(records_of_row), into, into.own_bar)
 
 
-_BULKY = frozenset((Transfer, StoreOperation, BuildCall))
+#: Calls that are for requests, and frequent.
+_REQUEST_CALLS = frozenset((BuildCall, QueryCall, AllocCall, FinishCall))
+
+
+def _spans(records: Sequence[Any]) -> _Spans:
+    requests = [requests_of(record) for record in records]
+    return _Spans([record.started_ns for record in records], [record.ended_ns for record in records], records, requests)
 
 
 def _draw(lane: Lane, name: str, spans: _Spans, into: Into, bar_of: Callable[[Record, int, int], Bar]) -> None:
@@ -223,7 +245,7 @@ def _take_hooks(segment: Segment, into: Into) -> None:
     batch: list[LayerHooks] = []
     place = (0, 0, 0, False)
     width = into.picture.width_ns
-    for records in _decoded(segment, LayerHooks):
+    for records in segment.lists(LayerHooks):
         for record in records:
             hooks = record.waits or record.saves
             begun = 0
@@ -299,21 +321,3 @@ def _take_batch(batch: list[LayerHooks], into: Into, counts: _HookCounts) -> Non
     for block in blocks:
         if block.last_ns >= into.begin and block.first_ns <= into.end:
             into.picture.add_block(block)
-
-
-def _decoded(segment: Segment, *kinds: type[Record]) -> Iterator[list[Any]]:
-    """The records of some kinds in order, many at a time; hooks as they are stored."""
-    process = segment.process
-    for _, payloads in process.batches(*kinds, first=segment.first, last=segment.last):
-        try:
-            yield list(map(decode_as_stored, payloads))
-        except msgspec.DecodeError:
-            yield list(_decodable(process, payloads))
-
-
-def _decodable(process: ProcessScan, payloads: Sequence[bytes]) -> Iterator[Record]:
-    for payload in payloads:
-        try:
-            yield decode_as_stored(payload)
-        except msgspec.DecodeError:
-            process.undecodable += 1

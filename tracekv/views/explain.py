@@ -21,6 +21,7 @@ it, on the leader's clock. Every nanosecond of it is one part's:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -35,9 +36,11 @@ from tracekv.journal.records import (
     Record,
     StoreOperation,
     Transfer,
+    in_ns,
 )
 from tracekv.journal.vocabulary import Callback, Direction, Operation, Source
 from tracekv.views import ids, timing
+from tracekv.views.facts import hook_times
 from tracekv.views.runs import Clock, Run, Segment, clock_of
 from tracekv.views.sampling import Callers
 from tracekv.views.story import Moved, Story
@@ -330,11 +333,11 @@ class _Timeline:
                     self._take_hooks(segment, clock, record.step, numbers[record.step], number + _SLACK)
 
     def _take_hooks(self, segment: Segment, clock: Clock, step: int, first: int, last: int) -> None:
-        for record in segment.select(LayerHooks, first=max(0, first - _SLACK), last=last):
-            if isinstance(record, LayerHooks) and record.step == step:
-                times = memoryview(record.waits[: len(record.waits) // 16 * 16]).cast("q").tolist()
-                pairs = zip(times[::2], times[1::2], strict=True)
-                self._waits += [(clock(begin), clock(end)) for begin, end in pairs if begin and end]
+        hooks = segment.lists(LayerHooks, first=max(0, first - _SLACK), last=last)
+        for record in itertools.chain.from_iterable(hooks):
+            if record.step == step:
+                times = hook_times(in_ns(record).waits)
+                self._waits += [(clock(begin), clock(end)) for begin, end in times if begin and end]
                 return
         self._waits += self._told_stalls.get(step, [])
 

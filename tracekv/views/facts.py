@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tracekv.journal.records import (
     CallbackSource,
@@ -120,6 +120,12 @@ def callback_name(number: int) -> tuple[Side, str]:
 def count_pages(slots: Sequence[int]) -> int:
     """How many of some page slots address a page; -1 is a block that has none."""
     return len(slots) if min(slots, default=0) >= 0 else sum(slot >= 0 for slot in slots)
+
+
+def hook_times(payload: bytes) -> Iterable[tuple[int, int]]:
+    """``(started_ns, ended_ns)`` by layer of one hook of a pass (``LayerHooks``)."""
+    times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
+    return zip(times[::2], times[1::2], strict=True)
 
 
 def page_attributes(facts: Facts, pages: Sequence[Sequence[int]]) -> Attributes:

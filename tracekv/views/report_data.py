@@ -34,6 +34,8 @@ from tracekv.views.verdict import verdict
 MOST_LISTED = 500
 MOST_EXPLAINED = 100
 _FORK_FROM = 50_000
+#: Records of a part that take as long as explaining one request, about.
+_EXPLANATION = 1300
 #: Records of a process from which on its calls are taken in bulk.
 LARGE = 50_000
 #: Records at either end of a process that tell how long it ran, and lanes that share its bars.
@@ -91,27 +93,15 @@ class ReportData:
             progress: Called now and then with what is done and what there is to do.
         """
         tell = progress or _untold
-        tell(0, 3)
+        tell(0, 2)
         rows = self._map(
             [functools.partial(rows_of, run) for run in self.runs],
             [sum(s.process.records for s in r.segments) for r in self.runs],
         )
-        tell(1, 3)
+        tell(1, 2)
         listed = self._listed(rows)
-        keys = self._worth_explaining(listed)
-        of_runs = {run: [request_id for at, request_id in keys if at == run] for run, _ in keys}
-        told = self._map(
-            [functools.partial(self._explain, *each) for each in of_runs.items()],
-            [sum(segment.last - segment.first for segment in self.runs[run].segments) for run in of_runs],
-        )
-        explained = {key: each for of_run in told for key, each in of_run.items()}
-        tell(2, 3)
-        window = self._window(explained)
-        parts = self._map(
-            [functools.partial(self._part, run, segment, window) for run, segment in self._segments],
-            [segment.last - segment.first for _, segment in self._segments],
-        )
-        tell(3, 3)
+        explained, parts = self._explained_and_parts(self._worth_explaining(listed))
+        tell(2, 2)
         summary = Summary()
         for part in parts:
             summary.merge(part.summary)
@@ -125,12 +115,34 @@ class ReportData:
                 "total": sum(len(each) for each in rows),
                 "rows": [self._row(key, row, explained.get(key)) for key, row in listed],
             },
-            "timeline": self._timeline(parts, window),
+            "timeline": self._timeline(parts),
             "findings": findings,
             "processes": [process_data(run, segment) for run, segment in self._segments],
             "runs": [run.label for run in self.runs],
             "notes": self._notes(),
         }
+
+    def _explained_and_parts(
+        self, keys: Sequence[tuple[int, int]]
+    ) -> tuple[dict[tuple[int, int], Explained], Sequence[Part]]:
+        of_runs = {run: [request_id for at, request_id in keys if at == run] for run, _ in keys}
+        explaining = [functools.partial(self._explain, *each) for each in of_runs.items()]
+        costs = [
+            sum(segment.last - segment.first for segment in self.runs[run].segments) // 6 + len(ids) * _EXPLANATION
+            for run, ids in of_runs.items()
+        ]
+        window = None
+        told: list[Any] = []
+        if self._chosen:  # where they lie says what the parts are to draw
+            told = self._map(explaining, costs)
+            window = self._window(list(told))
+            explaining, costs = [], []
+        made = self._map(
+            [*explaining, *(functools.partial(self._part, run, segment, window) for run, segment in self._segments)],
+            [*costs, *(segment.last - segment.first for _, segment in self._segments)],
+        )
+        told += made[: len(explaining)]
+        return {key: each for of_run in told for key, each in of_run.items()}, made[len(explaining) :]
 
     def _map(self, tasks: Sequence[Callable[[], Any]], weights: Sequence[int]) -> list[Any]:
         workers = len(os.sched_getaffinity(0)) if sum(weights) >= _FORK_FROM else 1
@@ -243,12 +255,10 @@ class ReportData:
     def _offset(self, segment: Segment) -> int:
         return self._offsets[segment.process.facts.process_id]
 
-    def _window(self, explained: dict[tuple[int, int], Explained]) -> tuple[int, int] | None:
+    def _window(self, told: Sequence[dict[tuple[int, int], Explained]]) -> tuple[int, int] | None:
         """Where the chosen requests lie, in Unix time; None for everything."""
-        if not self._chosen or not explained:
-            return None
-        begins = [told.started_unix_ns for told in explained.values()]
-        return min(begins), max(told.started_unix_ns + told.whole_ns for told in explained.values())
+        spans = [(e.started_unix_ns, e.started_unix_ns + e.whole_ns) for of_run in told for e in of_run.values()]
+        return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
 
     def _part(self, run: Run, segment: Segment, window: tuple[int, int] | None) -> Part:
         """One pass over a process's records. May run in a child."""
@@ -306,7 +316,7 @@ class ReportData:
             "width_ns": picture.width_ns,
         }
 
-    def _timeline(self, parts: Sequence[Part], window: tuple[int, int] | None) -> Data:
+    def _timeline(self, parts: Sequence[Part]) -> Data:
         processes = [part.timeline for part in parts]
         every = [bar for process in processes for lane in process["lanes"] for bar in lane["bars"]]
         return {
@@ -316,7 +326,7 @@ class ReportData:
             "bars": sum(process["bars"] for process in processes),
             "drawn": len(every),
             "width_ns": max((process["width_ns"] for process in processes), default=0),
-            "narrowed": window is not None,
+            "narrowed": bool(self._chosen),
         }
 
     # -- what else there is to know ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import Call, ConnectorWrapped, ProcessStarted, Record, RegisterCall, RunJoined
@@ -53,6 +54,11 @@ class Segment:
         """As :meth:`ProcessScan.numbered`, within this part."""
         end = self.last if last is None else min(last, self.last)
         return self.process.numbered(*kinds, first=max(first, self.first), last=end)
+
+    def lists(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[list[Any]]:
+        """As :meth:`ProcessScan.lists`, within this part."""
+        end = self.last if last is None else min(last, self.last)
+        return self.process.lists(*kinds, first=max(first, self.first), last=end)
 
     def names(self, request_id: int, *kinds: type[Record]) -> bool:
         """Whether a record of some kinds names a request."""

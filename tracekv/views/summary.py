@@ -6,7 +6,7 @@ Summaries of several processes merge, and encode with msgspec, so that each proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import sub
 from typing import Any
@@ -30,73 +30,9 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Source, Tier
+from tracekv.views.durations import Durations
 from tracekv.views.facts import TELLING, Facts, callback_name
 from tracekv.views.story import Moved
-
-#: Buckets per doubling of a duration: half a bucket is 1.6 %.
-_BUCKETS = 32
-
-
-class Durations(msgspec.Struct):
-    """A histogram of durations whose size doesn't grow with the calls.
-
-    Attributes:
-        buckets: ``{bucket: calls}``; bucket ``i`` of doubling ``d`` (``d * 32 + i``) begins at ``2**d * (1 + i / 32)`` ns.
-    """
-
-    calls: int = 0
-    total_ns: int = 0
-    max_ns: int = 0
-    buckets: dict[int, int] = {}
-
-    def add(self, duration_ns: int, calls: int = 1) -> None:
-        """Count ``calls`` calls of ``duration_ns`` each."""
-        duration_ns = max(0, duration_ns)
-        self.calls += calls
-        self.total_ns += duration_ns * calls
-        self.max_ns = max(self.max_ns, duration_ns)
-        bucket = _bucket(duration_ns)
-        self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
-
-    def add_all(self, durations_ns: Mapping[int, int]) -> None:
-        """Count calls, ``{duration: calls}``."""
-        buckets = self.buckets
-        for duration_ns, calls in durations_ns.items():
-            duration_ns = max(0, duration_ns)
-            self.calls += calls
-            self.total_ns += duration_ns * calls
-            if duration_ns > self.max_ns:
-                self.max_ns = duration_ns
-            bucket = _bucket(duration_ns)
-            buckets[bucket] = buckets.get(bucket, 0) + calls
-
-    def merge(self, other: Durations) -> None:
-        """Add another process's calls."""
-        self.calls += other.calls
-        self.total_ns += other.total_ns
-        self.max_ns = max(self.max_ns, other.max_ns)
-        for bucket, calls in other.buckets.items():
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
-
-    def percentile_ns(self, percent: float) -> int:
-        """The duration that ``percent`` % of the calls don't exceed (nearest rank), to within 1.6 %; 0 without calls."""
-        rank = max(1, -(-self.calls * percent // 100))
-        seen = 0
-        for bucket in sorted(self.buckets):
-            seen += self.buckets[bucket]
-            if seen >= rank:
-                return min(_middle_ns(bucket), self.max_ns)
-        return 0
-
-    @property
-    def p50_ns(self) -> int:
-        """Median."""
-        return self.percentile_ns(50)
-
-    @property
-    def p99_ns(self) -> int:
-        """99th percentile."""
-        return self.percentile_ns(99)
 
 
 class CallbackSummary(msgspec.Struct):
@@ -235,6 +171,13 @@ class SummaryView:
         for take in _TAKES.get(type(record), ()):
             take(self, record)
 
+    def feed_all(self, records: Sequence[Record]) -> None:
+        """Take several records of one kind."""
+        self.summary.records += len(records)
+        for take in _TAKES.get(type(records[0]), ()) if records else ():
+            for record in records:
+                take(self, record)
+
     def called(self, callback: int, durations_ns: Mapping[int, int]) -> None:
         """Take calls of which nothing but their durations is to be counted, ``{duration: calls}``, and no records."""
         if durations_ns:
@@ -244,6 +187,11 @@ class SummaryView:
         callback = self._callback(record.callback)
         callback.durations.add(record.ended_ns - record.started_ns)
         callback.errors += record.error is not None
+
+    def stored(self, operation: Operation, outcome: Outcome, count: int = 1) -> None:
+        """Take operations of a store of which nothing but their number is to be counted, and no records."""
+        outcomes, name = self.summary.store_outcomes, _outcome_name(operation, outcome)
+        outcomes[name] = outcomes.get(name, 0) + count
 
     def _query(self, record: QueryCall) -> None:
         summary = self.summary
@@ -291,7 +239,7 @@ class SummaryView:
         drops[record.reason.value] = drops.get(record.reason.value, 0) + record.blocks
 
     def _store(self, record: StoreOperation) -> None:
-        _count(self.summary.store_outcomes, _outcome_name(record.operation, record.outcome))
+        self.stored(record.operation, record.outcome)
 
     def _register(self, record: RegisterCall) -> None:
         for facts in record.groups:
@@ -363,19 +311,6 @@ _TAKES = {kind: tuple(_takes(kind)) for kind in KINDS}
 @lru_cache
 def _outcome_name(operation: Operation, outcome: Outcome) -> str:
     return f"{operation.value}.{outcome.value}"
-
-
-@lru_cache(1 << 16)
-def _bucket(duration_ns: int) -> int:
-    if duration_ns < 1:
-        return 0
-    doubling = duration_ns.bit_length() - 1
-    return doubling * _BUCKETS + ((duration_ns * _BUCKETS) >> doubling) - _BUCKETS
-
-
-def _middle_ns(bucket: int) -> int:
-    doubling, part = divmod(bucket, _BUCKETS)
-    return ((2 * _BUCKETS + 2 * part + 1) << doubling) // (2 * _BUCKETS)
 
 
 def _count(tally: dict[str, int], key: str) -> None:

@@ -26,11 +26,11 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.views import ids
 from tracekv.views.clock import unix_offsets
-from tracekv.views.facts import callback_name, count_pages
+from tracekv.views.facts import callback_name, count_pages, hook_times
 from tracekv.views.runs import Segment, runs_of
 from tracekv.views.stories import KINDS, Stories
 from tracekv.views.story import Story
-from tracekv.views.timeline import hook_times, requests_of
+from tracekv.views.timeline import requests_of
 
 Cell = Any
 Row = Iterable[Cell]

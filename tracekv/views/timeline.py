@@ -7,7 +7,6 @@ and recorded journals look alike. Lanes of several layer groups stand one below 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from enum import IntEnum
 from operator import sub
 from typing import NamedTuple
@@ -38,8 +37,8 @@ from tracekv.journal.records import (
     TracingReduced,
     Transfer,
 )
-from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Side, Source, Tier
-from tracekv.views.facts import TELLING, UNKNOWN_GROUP, Facts, callback_name
+from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Side, Source, Tier
+from tracekv.views.facts import TELLING, UNKNOWN_GROUP, Facts, callback_name, hook_times
 from tracekv.views.stories import KINDS, Stories
 from tracekv.views.story import Story
 
@@ -98,7 +97,6 @@ _LABELS = {
 _OF_REQUESTS = frozenset(KINDS)
 _WAIT, _SAVE = Callback.WAIT_FOR_LAYER_LOAD.method, Callback.SAVE_KV_LAYER.method
 _EVENTS = Lane(Row.EVENTS)
-_LOOKUPS = Lane(Row.LOOKUPS)
 _SIDES = {Side.SCHEDULER: Lane(Row.SCHEDULER), Side.WORKER: Lane(Row.WORKER)}
 PASSES = Lane(Row.PASSES)
 _IDLE = Lane(Row.IDLE)
@@ -185,8 +183,11 @@ class Timeline:
             case IdlePolls():
                 return [self._idle(record)]
             case Lookup():
-                name = f"lookup: {record.reason.value}" if record.reason else "lookup"
-                return [_bar(_LOOKUPS, name, record.started_ns, record.ended_ns, record, (record.request_id,))]
+                return [
+                    _bar(
+                        *lane_of_lookup(record.reason), record.started_ns, record.ended_ns, record, requests_of(record)
+                    )
+                ]
             case StoreOperation():
                 return [_store(record)]
             case CallCounts():
@@ -271,6 +272,12 @@ def lane_of_transfers(direction: Direction, layer_group: int, source: Source, ti
 
 
 @functools.cache
+def lane_of_lookup(reason: MissReason | None) -> tuple[Lane, str]:
+    """Where lookups lie, and their name."""
+    return Lane(Row.LOOKUPS), f"lookup: {reason.value}" if reason else "lookup"
+
+
+@functools.cache
 def lane_of_store(operation: Operation, outcome: Outcome) -> tuple[Lane, str]:
     """Where operations of a store lie, and their name."""
     return Lane(Row.STORE, what=operation.value), f"{operation.value} {outcome.value}"
@@ -341,12 +348,12 @@ def _moment(record: Drop | Prefetch | Enqueued | Finding | TracerFault | Tracing
 def requests_of(record: Record) -> tuple[int, ...]:
     """The requests that a callback was for, or that moved."""
     match record:
-        case BuildCall():
-            return tuple(record.request_ids)
-        case QueryCall() | AllocCall() | FinishCall() | CancelLoadCall() | RequestResetCall() | Transfer():
-            return (record.request_id,)
         case StoreOperation():
             return () if record.request_id is None else (record.request_id,)
+        case Transfer() | QueryCall() | AllocCall() | FinishCall() | Lookup() | CancelLoadCall() | RequestResetCall():
+            return (record.request_id,)
+        case BuildCall():
+            return tuple(record.request_ids)
         case FinishedCall():
             return tuple(
                 dict.fromkeys(
@@ -359,9 +366,3 @@ def requests_of(record: Record) -> tuple[int, ...]:
                 )
             )
     return ()
-
-
-def hook_times(payload: bytes) -> Iterable[tuple[int, int]]:
-    """``(started_ns, ended_ns)`` by layer of one hook of a pass (``LayerHooks``)."""
-    times = memoryview(payload)[: len(payload) // 16 * 16].cast("q").tolist()
-    return zip(times[::2], times[1::2], strict=True)
