@@ -75,7 +75,8 @@ class Core:
     def _settle(self, run: Run, source: Source, name: str, request: Request) -> None:
         """What is known of a request's load, or of its end, is all that there will be."""
         if name == "left":
-            self._tell("left", events.Settled(run, source, request))
+            if not _is_plain_end(request):
+                self._tell("left", events.Settled(run, source, request))
         elif (request.honoured or 0) > 0:
             self._tell("loaded", events.Loaded(run, source, request, promise(run, request)))
 
@@ -189,3 +190,10 @@ class Core:
                 if request is not None:
                     request.seen_ns = run.last_build.ended_ns
         self._tell("time", events.Time(run, source, now_ns))
+
+
+def _is_plain_end(request: Request) -> bool:
+    """Whether nothing was kept, nothing moved afterwards, and later chunks of the prompt, if any, were saved too."""
+    if request.finish is None or request.finish.keeps_pages or request.moved_ns > request.left_ns:
+        return False
+    return len(request.chunks) < 2 or request.saves_later_chunks

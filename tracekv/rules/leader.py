@@ -14,10 +14,13 @@ from tracekv.journal.records import (
     QueryCall,
     RequestResetCall,
 )
+from tracekv.journal.vocabulary import Callback
 from tracekv.rules import events
 from tracekv.rules.core import Core, Tell
 from tracekv.rules.model import Limits
 from tracekv.rules.state import MOST_IDS, Keyed, Recent, Request, Run, Source
+
+_FLAT_ALLOC = int(Callback.UPDATE_STATE_AFTER_ALLOC)
 
 
 class LeaderRecords(Core):
@@ -62,15 +65,28 @@ class LeaderRecords(Core):
         request.is_async = record.is_async
         request.seen_ns = record.ended_ns
         lookup = run.lookups.pop(record.request_id, None)
+        is_bounded = False
         if lookup is not None and lookup.started_ns >= record.started_ns:
             request.lookup = lookup
+            if lookup.offered_tokens > 0:
+                run.bounded.clear()
+            elif (
+                lookup.bounding_layer_group is not None and max(lookup.group_tokens, default=0) > lookup.computed_tokens
+            ):
+                run.bounded.append(lookup)
+                is_bounded = True
+            if lookup.key is not None:
+                self._keyed(run, source, request, record, lookup, lookup.key)
+        is_slow = record.ended_ns - record.started_ns >= self._slow_query_ns
+        is_plain, is_as_looked_up = _is_plain(run, request, record), _is_as_looked_up(request, record)
+        if is_plain and is_as_looked_up and not is_slow and not is_bounded:
+            return
         query = events.Query(run, source, request, record)
-        self._tell("query", query)
-        if request.lookup is not None and request.lookup.key is not None:
-            self._keyed(run, source, request, record, request.lookup, request.lookup.key)
-        if record.ended_ns - record.started_ns >= self._slow_query_ns:
+        if not is_plain:
+            self._tell("query", query)
+        if is_slow:
             self._tell("slow_query", query)
-        if request.lookup is not None:
+        if is_bounded or not is_as_looked_up:
             self._tell("lookup", query)
 
     def _keyed(self, run: Run, source: Source, request: Request, record: QueryCall, lookup: Lookup, key: bytes) -> None:
@@ -92,19 +108,22 @@ class LeaderRecords(Core):
         if not self._scheduled(run, source, record):
             return
         request = run.requests.get(record.request_id)
-        self._tell("alloc", events.Alloc(run, source, request, record))
+        is_flat = record.callback == _FLAT_ALLOC and len(run.groups) > 1
+        if request is None or request.queries > 1 or is_flat:
+            self._tell("alloc", events.Alloc(run, source, request, record))
         if request is None:
             return
         request.alloc = record
         request.queries = 0
         request.honoured = record.honoured_tokens
-        request.pages = [list(slots) for slots in record.pages]
+        request.start_lists(record.pages, are_own=request.is_async)
         request.shared = request.computed // run.block if run.block else 0
         if request.is_async:
             request.is_parked = True
             request.parked_ns = record.ended_ns
             run.waiting[request.request_id] = request
-            self._list_pages(run, source, record, request, request.pages, 0, ())
+            request.widen(len(record.pages))
+            self._list_pages(run, source, record, request, record.pages, 0, ())
 
     def _build(self, source: Source, record: BuildCall) -> None:
         run = self._run(source)
@@ -144,10 +163,8 @@ class LeaderRecords(Core):
     def _first_report(self, run: Run, record: BuildCall, index: int) -> int:
         """Take a request in; the tokens that a load has to bring in this pass."""
         request = run.request(record.request_ids[index])
-        request.pages = []
-        request.slots = []
+        request.pages, request.slots, request.counted, request.chunks = [], [], [], []
         request.held = None
-        request.chunks = []
         request.seen_ns = record.ended_ns
         if request.prompt is None:
             request.prompt = record.prompt_tokens[index]
@@ -190,20 +207,19 @@ class LeaderRecords(Core):
     def _take_pages(self, run: Run, source: Source, record: BuildCall) -> None:
         ids, positions, scheduled = record.request_ids, record.computed_positions, record.scheduled_tokens
         requests, block, since = run.requests, run.block, record.started_ns
+        room, passes = run.room, run.builds
         for position, lists in record.pages:
             request = requests.get(ids[position])
             if request is None:
                 continue
             pages = request.pages
-            while len(pages) < len(lists):
-                pages.append([])
-                request.slots.append(set())
+            if len(pages) < len(lists) or len(request.slots) < len(lists):
+                request.widen(len(lists))
             begin = len(pages[0])
             if len(lists) == 1 and len(lists[0]) == 1 and request.shared <= begin:
                 # What a request gets while it decodes: of all that is done in a pass, this is done most.
                 (page,) = lists[0]
                 pages[0].append(page)
-                request.slots[0].add(page)
                 claims = run.claims[0]
                 before, claims[page] = claims.get(page), (request, since)
                 if before is not None and self._is_taken(run, request, before[0], ids):
@@ -214,7 +230,7 @@ class LeaderRecords(Core):
                 self._list_pages(run, source, record, request, lists, begin, ids)
             if block and request.is_whole:
                 held = request.held = (len(pages[0]) if len(pages) == 1 else min(map(len, pages))) * block
-                run.room.fills(request, run.builds, max(held - positions[position] - scheduled[position] + 1, 0))
+                room.fills(request, passes, held - positions[position] - scheduled[position])
 
     def _list_pages(
         self,
@@ -228,17 +244,16 @@ class LeaderRecords(Core):
     ) -> None:
         """Note whose pages these are now; ``begin`` is the block ordinal of the first in each list."""
         mine = (request, record.started_ns)
-        while len(request.slots) < len(lists):
-            request.slots.append(set())
         for group, slots in enumerate(lists):
             if not slots:
                 continue
-            own = request.slots[group]
-            own.update(slots)
-            if len(own) < len(slots) + begin and len(set(slots)) < len(slots):
+            distinct = dict.fromkeys(slots, mine)
+            if len(distinct) < len(slots):
                 self._tell("listed", events.Listed(run, source, record, request, group, slots))
-            claims = run.claims[group]
-            claimed = slots[request.shared - begin :] if request.shared > begin else slots
+            claims, claimed = run.claims[group], slots
+            if request.shared > begin:
+                claimed = slots[request.shared - begin :]
+                distinct = dict.fromkeys(claimed, mine)
             others, last = set(), None
             for held in map(claims.get, claimed):
                 if held is not last:  # pages that were given together are often given away together
@@ -249,7 +264,7 @@ class LeaderRecords(Core):
                 if self._is_taken(run, request, other, running):
                     page = min(page for page in claimed if (held := claims.get(page)) and held[0] is other)
                     self._tell("claim", events.Claim(run, source, record, request, other, group, page))
-            claims.update(dict.fromkeys(claimed, mine))
+            claims.update(distinct)
 
     @staticmethod
     def _is_taken(run: Run, request: Request, other: Request, running: Sequence[int]) -> bool:
@@ -270,10 +285,10 @@ class LeaderRecords(Core):
                 continue
             end = record.computed_positions[index] + record.scheduled_tokens[index]
             if end <= held:
-                room.fills(request, passes, max(held - prompts.get(index, end), 0) + 1)
+                room.fills(request, passes, max(held - prompts.get(index, end), 0))
             elif self._is_continuous(run, record, request_id):
                 found.append((request, end))
-                room.fills(request, passes, 1 + -end % run.block)  # it is told again where it begins another block
+                room.fills(request, passes, -end % run.block)  # it is told again where it begins another block
             else:
                 request.is_whole = False
                 request.held = None
@@ -312,7 +327,8 @@ class LeaderRecords(Core):
         request = run.request(record.request_id)
         first = request.finish
         request.finishes += 1
-        self._tell("finish", events.Finish(run, source, request, record, first))
+        if first is not None or record.answer is not None or record.pages != request.pages:
+            self._tell("finish", events.Finish(run, source, request, record, first))
         request.held = None
         run.prefilling.pop(record.request_id, None)
         run.waiting.pop(record.request_id, None)
@@ -338,3 +354,28 @@ class LeaderRecords(Core):
             request.is_whole = False
             request.queries = 0
             request.held = None
+
+
+def _is_plain(run: Run, request: Request, record: QueryCall) -> bool:
+    """Whether an answer offers nothing, or whole blocks that leave a token to compute."""
+    offered, block = record.offered_tokens, run.block
+    if record.answer is not None or offered < 0:
+        return False
+    if not offered:
+        return not record.is_async
+    if record.prompt_tokens is not None and record.computed_tokens + offered >= record.prompt_tokens:
+        return False
+    if not block or (request.lookup is not None and request.lookup.has_partial_blocks):
+        return True
+    return not (offered % block or record.computed_tokens % block)
+
+
+def _is_as_looked_up(request: Request, record: QueryCall) -> bool:
+    """Whether an answer is what the lookup reported, and no more than is stored; also without a lookup."""
+    lookup = request.lookup
+    if lookup is None or record.answer is not None:
+        return True
+    offered = record.offered_tokens
+    return offered == lookup.offered_tokens and (
+        offered <= 0 or record.computed_tokens + offered <= lookup.stored_tokens
+    )

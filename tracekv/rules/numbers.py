@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekv.journal.records import Lookup
 from tracekv.rules.events import Loaded, Moved, Query
-from tracekv.rules.model import Hit, Limits, Rule, Severity
+from tracekv.rules.model import Hit, Rule, Severity
 from tracekv.rules.promise import loaded_ranks
-from tracekv.rules.state import Recent
 
 _ODD_OFFERS = frozenset({"S1", "S1b", "S1c", "S2", "S3", "S3b"})
 
@@ -52,29 +50,18 @@ class NeverAHit(Rule):
     severity = Severity.SUSPECT
     once = True
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
-        self._bounded: Recent[bytes, list[Lookup]] = Recent(64)
-
     def on_lookup(self, event: Query) -> Iterator[Hit]:
         """A query with its lookup."""
         lookup, run = event.request.lookup, event.run
-        if lookup is None:
+        if lookup is None or lookup.offered_tokens > 0 or lookup.bounding_layer_group is None:
             return
-        group = lookup.bounding_layer_group
-        others_have_it = max(lookup.group_tokens, default=0) > lookup.computed_tokens
-        if lookup.offered_tokens > 0:
-            self._bounded.pop(run.key, None)
-        elif group is not None and others_have_it:
-            found = self._bounded.get(run.key) or []
-            found.append(lookup)
-            self._bounded[run.key] = found
-            if len(found) >= self.limits.bounded_lookups and run.saved_bytes:
-                yield self.finding(
-                    event.record, *found[:4], request=event.request.request_id, layer_group=group, lookups=len(found),
-                    saved_bytes=run.saved_bytes,
-                )  # fmt: skip
-                found.clear()
+        if len(run.bounded) < self.limits.bounded_lookups or not run.saved_bytes:
+            return
+        yield self.finding(
+            event.record, *list(run.bounded)[:4], request=event.request.request_id, layer_group=lookup.bounding_layer_group,
+            lookups=len(run.bounded), saved_bytes=run.saved_bytes,
+        )  # fmt: skip
+        run.bounded.clear()
 
 
 class AnswerIsNotTheLookup(Rule):

@@ -118,10 +118,8 @@ class PageOfAnother(Rule):
         record, request = event.record, event.request
         if record.request_id < 0 and _is_seen_astray(event):
             yield self.finding(record, pages=record.pages[:_MOST_NAMED], layer_group=record.layer_group, owner="nobody")
-        if request is None or not request.is_whole or record.layer_group >= len(request.slots):
-            return
-        own = request.slots[record.layer_group]
-        if own.issuperset(record.pages):
+        own = None if request is None else request.own(record.layer_group)
+        if request is None or own is None or not request.is_whole or own.issuperset(record.pages):
             return
         strange = [page for page in record.pages if page >= 0 and page not in own]
         if strange:

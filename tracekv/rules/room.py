@@ -33,9 +33,10 @@ class Room:
         """The request with this id is no longer there."""
         self._away.pop(request_id, None)
 
-    def fills(self, request: Request, passes: int, ahead: int) -> None:
-        """In ``ahead`` passes, counted from the one with the number ``passes``, the request may reach past its pages."""
-        when = request.full_at = passes + (ahead if ahead < _MOST_AHEAD else _MOST_AHEAD)
+    def fills(self, request: Request, passes: int, left: int) -> None:
+        """After the pass with the number ``passes`` a request's pages have room for ``left`` tokens; below 0: they lack some."""
+        ahead = 0 if left < 0 else left + 1 if left < _MOST_AHEAD else _MOST_AHEAD
+        when = request.full_at = passes + ahead
         self._due[when].append(request)
 
     def due(
@@ -50,9 +51,11 @@ class Room:
             prompts: By index, the requests that are at their prompts.
         """
         ids, scheduled = record.request_ids, record.scheduled_tokens
-        others = len(ids) - scheduled.count(1)
+        drafts = len(ids) - scheduled.count(1)
+        for at in prompts:
+            drafts -= scheduled[at] != 1
         due = self._due.pop(passes, None)
-        if others and others != sum(scheduled[at] != 1 for at in prompts):
+        if drafts:
             # Drafts: nobody knows how far the next pass begins, so each request is looked at in each pass.
             self._is_followed = False
             return range(len(ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tracekv.journal.records import (
@@ -31,8 +32,13 @@ MOST_TOKENS = 1 << 62
 MOST_REQUESTS = 8192
 #: Ids that were returned, keys, objects.
 MOST_IDS = 8192
+#: Lookups that one layer group brought to nothing, the last of them.
+MOST_BOUNDED = 1024
 #: Transfers of one request that are remembered one by one.
 MOST_TRANSFERS = 256
+
+
+_set = dict.__setitem__
 
 
 class Recent(dict[K, V]):
@@ -43,7 +49,7 @@ class Recent(dict[K, V]):
         self._most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
+        _set(self, key, value)
         if len(self) > self._most:
             del self[next(iter(self))]
 
@@ -54,7 +60,7 @@ class Request:
     Attributes:
         is_whole: Everything since its query was seen; else nothing is concluded from what is absent.
         computed: Prompt tokens that the device supplied, at the query.
-        pages: Page slots by layer group and block ordinal, as reported; ``slots`` the same as sets.
+        pages: Page slots by layer group and block ordinal, as reported; :meth:`own` has them as a set.
         lost_pages: Some of them were given to another request.
         queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
         held: Tokens that its reported pages hold, None where that isn't known; ``full_at`` the pass built in which it may need more.
@@ -62,6 +68,7 @@ class Request:
         chunks: Prefill passes ``(step, begin, end)``.
         loaded, saved: ``(rank, layer group) -> page slots``, successful transfers only; ``transfers`` the last of these, with the
             process that told them.
+        moved_ns: When the last of them ended. ``saves_later_chunks``: one of them saved what isn't the prompt's first chunk.
         left_ns: When its pages were the runtime's again, 0 while they are its own.
         is_parked: An asynchronous load was promised and isn't reported done.
     """
@@ -70,6 +77,7 @@ class Request:
         "alloc",
         "chunks",
         "computed",
+        "counted",
         "finish",
         "finishes",
         "first_build",
@@ -83,6 +91,7 @@ class Request:
         "loaded",
         "lookup",
         "lost_pages",
+        "moved_ns",
         "offered",
         "pages",
         "parked_ns",
@@ -93,6 +102,7 @@ class Request:
         "request_id",
         "returned_ns",
         "saved",
+        "saves_later_chunks",
         "seen_ns",
         "shared",
         "slots",
@@ -119,6 +129,7 @@ class Request:
         self.prompt: int | None = None
         self.pages: list[list[int]] = []
         self.slots: list[set[int]] = []
+        self.counted: list[int] = []
         self.lost_pages = False
         self.held: int | None = None
         self.full_at = 0
@@ -127,9 +138,36 @@ class Request:
         self.loaded: dict[tuple[int, int], set[int]] = {}
         self.saved: dict[tuple[int, int], set[int]] = {}
         self.transfers: deque[tuple[Source, Transfer]] = deque(maxlen=MOST_TRANSFERS)
+        self.moved_ns = 0
+        self.saves_later_chunks = False
         self.left_ns = 0
         self.returned_ns = 0
         self.seen_ns = 0
+
+    def start_lists(self, lists: Sequence[Sequence[int]], *, are_own: bool) -> None:
+        """Begin its lists anew; with ``are_own`` False nothing is its own before more of them comes."""
+        for group in range(len(self.slots)):
+            self.own(group)
+        self.pages = [[*slots] for slots in lists]
+        self.counted = [0 if are_own else len(slots) for slots in lists]
+
+    def widen(self, groups: int) -> None:
+        """Have lists, and own pages, in so many layer groups."""
+        while len(self.pages) < groups:
+            self.pages.append([])
+            self.counted.append(0)
+        while len(self.slots) < groups:
+            self.slots.append(set())
+
+    def own(self, group: int) -> set[int] | None:
+        """The page slots of a layer group that are its own: put together when they are asked for. None before there are any."""
+        if not 0 <= group < len(self.slots):
+            return None
+        slots = self.slots[group]
+        if group < len(self.pages) and self.counted[group] < len(self.pages[group]):
+            slots.update(self.pages[group][self.counted[group] :])
+            self.counted[group] = len(self.pages[group])
+        return slots
 
     def trim(self) -> None:
         """Forget what only its own settling needed; its pages stay, for transfers that come too late."""
@@ -214,6 +252,7 @@ class Run:
         reports: Whether its worker's class reports transfers.
         is_watched, has_watch_gaps: Whether copies are observed, and whether some may go unseen.
         waiting: Parked requests by id.
+        bounded: The last lookups, none of which came to an offer although some layer group has more than the device.
         due: ``(at builds, event, request)``.
     """
 
@@ -235,8 +274,10 @@ class Run:
         self.has_watch_gaps = False
         self.saved_bytes = 0
         self.hooked_prefills = 0
+        self.hooked_loads = 0
         self.prefill_ns_per_token = 0.0
         self.dropped: Recent[int, bool] = Recent(MOST_IDS)
+        self.bounded: deque[Lookup] = deque(maxlen=MOST_BOUNDED)
         self.forget()
 
     def forget(self) -> None:

@@ -71,4 +71,4 @@ class Tracker(LeaderRecords, WorkerRecords):
         """Take one record of a process."""
         taker = self._takers.get(type(record))
         if taker is not None:
-            taker(self._source(name), record)
+            taker(self._sources.get(name) or self._source(name), record)

@@ -49,7 +49,8 @@ class WorkerRecords(Core):
             self._failed(run, source, record)
         elif code == _START:
             _, loaded = run.prefilled.get(record.step, (0, 0))
-            if loaded or not source.is_bound or source.register is None:
+            is_slow = loaded and record.ended_ns - record.started_ns > self._limits.recompute_floor_ns
+            if is_slow or not source.is_bound or source.register is None:
                 self._tell("start", events.Start(run, source, record, source.is_bound, loaded))
             source.is_bound = False
             source.start = record
@@ -83,20 +84,22 @@ class WorkerRecords(Core):
                 self._tell("pass", events.Pass(run, source, record, None, [], [], tokens))
             return
         waits, saves = hooks.waits, hooks.saves
-        count = run.hooked_prefills
+        # Passes that load are counted by themselves, so that some of each kind are looked at.
+        count = run.hooked_loads if loaded else run.hooked_prefills - run.hooked_loads
         is_looked_at = not tokens or count < _HOOKS_SAMPLE or count % _HOOKS_SAMPLE == 0
-        needed = record.started_ns
-        if is_looked_at or loaded or _UNCALLED in waits or len(waits) != len(run.layers) * len(_UNCALLED):
+        # A layer's own wait is the last chance to load it; the first layer's comes first.
+        needed = int.from_bytes(waits[8:16], "little") or record.started_ns
+        if is_looked_at or _UNCALLED in waits or len(waits) != len(run.layers) * len(_UNCALLED):
             starts, ends = _times(waits)
-            saved, _ = _times(saves)
-            # A layer's own wait is the last chance to load it; the first layer's comes first.
-            needed = next((end for start, end in zip(starts, ends, strict=True) if start), needed)
+            saved = _times(saves)[0]
+            needed = next((end for start, end in zip(starts, ends, strict=True) if start), record.started_ns)
             is_regular = len(starts) == len(run.layers) and 0 not in starts and all(map(le, starts, saved))
             if not is_regular:
                 self._tell("pass", events.Pass(run, source, record, hooks, starts, saved, tokens))
         source.ended[record.step] = (record, needed)
         if tokens:
             run.hooked_prefills += 1
+            run.hooked_loads += bool(loaded)
 
     def _hooks(self, source: Source, record: LayerHooks) -> None:
         source.hooks = record
@@ -208,6 +211,9 @@ class WorkerRecords(Core):
                 else:
                     before |= pages
                 request.transfers.append((source, record))
+                ended_ns = record.ended_ns + source.shift_ns
+                if ended_ns > request.moved_ns:
+                    request.moved_ns = ended_ns
         if moved is None:
             return
         if request is not None and (request.left_ns or request.lost_pages):
@@ -245,6 +251,16 @@ def _is_plain(run: Run, request: Request | None, record: Transfer, distinct: Abs
         return False
     if record.nbytes and len(pages) * group.bytes_per_page % record.nbytes:
         return False
-    if len(distinct) != len(pages) or not request.slots[number] >= distinct:
+    if len(distinct) != len(pages) or min(pages) < 0 or max(pages) >= (group.num_slots or MOST_TOKENS):
         return False
-    return min(pages) >= 0 and max(pages) < (group.num_slots or MOST_TOKENS)
+    if run.block and number < len(request.pages) and request.chunks:
+        # Nearly always it is what the request's last pass computes, or what was offered before.
+        is_load = record.direction is _LOAD
+        begin = (request.computed if is_load else request.chunks[-1][1]) // run.block
+        if request.pages[number][begin : begin + len(pages)] == pages:
+            first_end, last_end = request.chunks[0][2] // run.block, (request.prompt or 0) // run.block
+            if not is_load and record.error is None and first_end <= begin < last_end:
+                request.saves_later_chunks = True
+            return True
+    own = request.own(number)
+    return own is not None and own >= distinct
