@@ -6,9 +6,11 @@ import dataclasses
 import os
 import signal
 import threading
+from time import monotonic
 
 from tracekv.contract import current_runtime
-from tracekv_fsspec import Scheduler, Worker
+from tracekv.harness.requests import RequestState
+from tracekv_fsspec import Scheduler, Worker, parking
 from tracekv_fsspec.index import Shard
 
 
@@ -39,17 +41,18 @@ class StaleOnRank1(Worker):
         super().start_load_kv(stream)
 
 
-class ParksForEver(Scheduler):
-    """No segment that is read ever comes."""
+class HoldsReadsUp(Scheduler):
+    """No segment that is read comes before ``may_read`` is set."""
 
     def wait_for_initialization(self):
         super().wait_for_initialization()
+        self.may_read = threading.Event()
         store = self._engine.stager.store
         read = store.read
 
         def held_up(path, ranges, into):
             if path.endswith(".seg"):
-                threading.Event().wait()
+                self.may_read.wait()
             read(path, ranges, into)
 
         store.read = held_up
@@ -101,11 +104,27 @@ def cancels_and_destroys(executor, requests):
     executor.step()
 
 
+def cancels_what_is_parked(executor, requests):
+    """Cancels the second request while it is held and the last one runs; then blocks come. Pins are kept for an instant."""
+    parking.PINS_S = 0.2
+    executor.step()
+    held = [request.state is RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS for request in requests]
+    assert held == [True, True, False]
+    executor.cancel(requests[1])
+    executor.step()
+    assert requests[1].is_cancelled
+    if executor.scheduler is not None:
+        executor.scheduler.may_read.set()
+
+
 def arena_at_rest(executor):
     """By rank 0: slots that could be had, all of them, and how many copies are under way; None by the others."""
     if executor.scheduler is None:
         return None
     stager = executor.scheduler._engine.stager
+    deadline = monotonic() + 20
+    while stager.parking._runs and monotonic() < deadline:  # of cancelled requests, whose pins go by time
+        threading.Event().wait(0.01)
     return (
         {shard: stager.arena.free_slots(shard) for shard in stager.arena.shards},
         stager.arena.slots_per_shard,

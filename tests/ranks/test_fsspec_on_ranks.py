@@ -91,6 +91,30 @@ def test_nothing_stays_pinned_of_cancelled_and_replayed_requests(preset, job, tw
             assert under_way == 0
 
 
+@pytest.mark.slow
+def test_nothing_stays_pinned_of_a_request_that_is_cancelled_while_it_is_parked(job, two_ranks, mortal_ranks):
+    stored = [Prompt(tokens(PROMPT, seed=seed), 3) for seed in (30, 31)]
+    running = Prompt(tokens(PROMPT, seed=32), 12)
+    parking = job(rounds=[stored], environ={"TRACEKV_FSSPEC__OFFER": "async", "TRACEKV_FSSPEC__OFFER_WAIT_MS": "0"})
+    two_ranks.run(parking)
+    results = mortal_ranks.run(
+        dataclasses.replace(
+            parking,
+            rounds=[[*stored, running]],
+            scheduler=f"{HERE}:HoldsReadsUp",
+            drive=f"{HERE}:cancels_what_is_parked",
+            observe=f"{HERE}:arena_at_rest",
+        )
+    )
+    first, _, last = alone("llama", [*stored, running], chunk_tokens=256)
+    for result in results:
+        held, cancelled, ran = result.requests
+        assert (held.tokens, cancelled.tokens, ran.tokens) == (first.output_tokens, [], last.output_tokens)
+        assert held.honoured_tokens == 480
+    free, slots, under_way = results[0].observed
+    assert (free, under_way) == (dict.fromkeys(free, slots), 0)
+
+
 def test_with_attention_data_parallelism_each_rank_is_served_what_the_other_stored(job, arena_dir, two_ranks):
     prompts = [Prompt(tokens(PROMPT, seed=seed), 5) for seed in (5, 6)]
     data_parallel = job(executor_options={"attention_dp": True}, rounds=[prompts])
@@ -137,7 +161,7 @@ def test_after_a_kill_while_requests_are_parked_the_next_engine_starts_clean(
     two_ranks.run(parking)
     holding = dataclasses.replace(
         parking,
-        scheduler=f"{HERE}:ParksForEver",
+        scheduler=f"{HERE}:HoldsReadsUp",
         worker=f"{HERE}:Dies",
         environ={**parking.environ, "TEST_VICTIM": f"{victim} parked"},
     )
