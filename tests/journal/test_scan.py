@@ -262,6 +262,12 @@ def test_tasks_keep_their_order_whoever_does_them():
     assert {pid == parent for _, pid in done} == {True, False}
 
 
+def test_what_is_left_is_done_by_whoever_is_free():
+    reading, writing = os.pipe()
+    tasks = [lambda: os.read(reading, 1), lambda: b"", lambda: os.write(writing, b"x")]
+    assert in_processes(tasks, [3, 2, 1], workers=2) == [b"x", b"", 1]
+
+
 def test_an_error_in_a_child_is_raised_by_the_parent():
     with pytest.raises(ZeroDivisionError):
         in_processes([lambda: 1, lambda: 1 // 0], [2, 1], workers=2)
