@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.support.journaled import write_journals
 from tracekv.cli._following import LATEST, Following
 from tracekv.cli.app import app
+from tracekv.cli.top import parse_age
 from tracekv.journal.records import Finding, Lookup, StoreCeiling
 from tracekv.journal.ring import RingJournal
 from tracekv.journal.scan import scan
@@ -68,6 +69,80 @@ def test_tokens_are_counted_by_where_they_came_from(tmp_path):
     following.close()
     assert top.tokens == {"queried": 300, "computed": 0, "offered": 64, "requests": 2, "honoured": 64}
     assert top.missed == {"not_stored": 36, "not told": 200}
+
+
+MINUTE = 60_000_000_000
+
+
+def two_queries_ten_minutes_apart():
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.query(2, 100, 0, 100)
+    tape.now += 10 * MINUTE
+    tape.query(3, 300)
+    return tape
+
+
+def test_counts_can_begin_some_time_before_the_last_record(tmp_path):
+    write_journals(tmp_path, two_queries_ten_minutes_apart().records)
+    tops = {}
+    for since_s in (None, 300, 1200):
+        following = follow(tmp_path, since_s=since_s)
+        tops[since_s] = following.top()
+        following.close()
+    assert {since_s: top.tokens["queried"] for since_s, top in tops.items()} == {None: 500, 300: 300, 1200: 500}
+    assert [tops[since_s].rules.get("violation S2", 0) for since_s in (None, 300)] == [1, 0]
+    assert tops[300].missed == {"not told": 300}
+
+
+def test_while_an_engine_runs_counts_begin_some_time_before_now(tmp_path):
+    write_journals(tmp_path, two_queries_ten_minutes_apart().records)  # gone since long ago
+    tape = Tape()
+    tape.now = time.perf_counter_ns()
+    tape.query(9, 50)
+    journal = live(tmp_path / "a.tkvring", tape.records)
+    following = follow(tmp_path, since_s=60)
+    top = following.top()
+    following.close()
+    journal.close()
+    assert top.tokens["queried"] == 50
+
+
+def test_what_is_held_since_before_the_counts_began_is_shown(tmp_path):
+    tape = Tape()
+    tape.prefill(1, 100, [[5, 6, 7, 8]])
+    tape.finish(1, keeps=True, pages=[[5, 6, 7, 8]])
+    tape.now += 10 * MINUTE
+    tape.query(3, 300)
+    write_journals(tmp_path, tape.records)
+    following = follow(tmp_path, since_s=60)
+    top = following.top()
+    following.close()
+    assert (top.tokens["queried"], top.held_pages) == (300, 4)
+
+
+def test_what_was_asked_of_late_is_told_by_the_second(tmp_path):
+    tape = two_queries_ten_minutes_apart()
+    tape.alloc(3, 30, [[1, 2, 3, 4]])
+    write_journals(tmp_path, tape.records)
+    following = follow(tmp_path)
+    top = following.top()
+    following.close()
+    assert top.late_tokens == {"requests": 1, "queried": 300, "computed": 0, "honoured": 30}
+    shown = CliRunner().invoke(app, ["top", str(tmp_path)]).stdout
+    assert "now       0.1 queries/s, 30 tokens/s, 0% on the device, 10% from the store" in shown
+
+
+def test_an_age_is_a_number_with_a_unit(tmp_path):
+    write_journals(tmp_path, two_queries_ten_minutes_apart().records)
+    assert [parse_age(text) for text in ("90", "30s", "1.5m", "2h", "1d")] == [90, 30, 90, 7200, 86400]
+    shown = CliRunner().invoke(app, ["top", "--since", "5m", str(tmp_path)])
+    assert "counts since " in shown.stdout
+    assert "1 queries, 300 prompt tokens" in shown.stdout
+    for bad in ("soon", "-5m", "5 weeks", "0s", ""):
+        refused = CliRunner().invoke(app, ["top", "--since", bad, str(tmp_path)])
+        assert refused.exit_code == 2
+        assert "write 30s, 5m, 2h or 1d" in " ".join(refused.stderr.split())
 
 
 def test_bandwidth_is_shown_beside_the_stores_best(tmp_path):
@@ -157,7 +232,7 @@ def test_lookups_of_queries_that_never_come_are_bounded(tmp_path):
 
 def test_one_screen_fits_80_columns_and_has_no_colours_where_there_are_none(tmp_path):
     write_journals(tmp_path, loading(ranks=2).records)
-    for arguments in (["top", str(tmp_path)], ["top", "--once", str(tmp_path)]):
+    for arguments in (["top", str(tmp_path)], ["top", "--once", "--since", "2h", str(tmp_path)]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0
         assert "\x1b" not in result.stdout

@@ -14,8 +14,8 @@ from tracekv.journal.process import boot_id
 from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import ConnectorWrapped, ProcessStarted, RegisterCall, RunJoined
 from tracekv.journal.scan import Scan, scan
-from tracekv.rules import Checker
-from tracekv.rules.offline import judge_scanned, source_name
+from tracekv.rules import Checker, Finding
+from tracekv.rules.offline import judge_scanned, source_name, time_of
 from tracekv.views import top as view
 from tracekv.views.facts import callback_name
 from tracekv.views.top import COUNTED, ProcessLine, Seen, Top, TopView
@@ -24,6 +24,8 @@ from tracekv.views.top import COUNTED, ProcessLine, Seen, Top, TopView
 LATEST = 4_096
 #: So many records are judged from the beginning; of more, only what is written from now on.
 JUDGED = 50_000
+#: The last of a process's records are among so many numbers: other threads' come late.
+_TAIL = 256
 _EXPLAINS = (ProcessStarted, ConnectorWrapped, RunJoined, RegisterCall)
 
 
@@ -81,9 +83,9 @@ class Followed:
         return Seen(self.view, line, now_ns, facts.run, undecodable)
 
 
-def view_of(process: ProcessScan, *, window_s: float) -> TopView:
+def view_of(process: ProcessScan, *, window_s: float, since_unix_ns: int | None) -> TopView:
     """What was scanned of a process, in a view."""
-    view = TopView(window_s=window_s)
+    view = TopView(window_s=window_s, since_ns=_monotonic(process, since_unix_ns))
     latest = max(0, process.next_sequence - LATEST)
     for record in process.select(*_EXPLAINS, last=latest):
         view.inflight.feed(record)
@@ -94,6 +96,26 @@ def view_of(process: ProcessScan, *, window_s: float) -> TopView:
     return view
 
 
+def _monotonic(process: ProcessScan, unix_ns: int | None) -> int:
+    """A time on a process's own clock; 0 for none."""
+    if unix_ns is None:
+        return 0
+    anchor = process.anchors()[-1]
+    return max(0, unix_ns - anchor.wall_ns + anchor.monotonic_ns)
+
+
+def _latest_unix_ns(processes: Sequence[ProcessScan]) -> int:
+    """Now, while a process lives; else the last moment that is recorded of any."""
+    if not processes or any(process.is_alive() for process in processes):
+        return time.time_ns()
+    found = []
+    for process in processes:
+        anchor = process.anchors()[-1]
+        last = [time_of(record) for record in process.select(first=process.next_sequence - _TAIL)]
+        found.append(max([anchor.monotonic_ns, *last]) - anchor.monotonic_ns + anchor.wall_ns)
+    return max(found)
+
+
 class Following:
     """All processes at some paths.
 
@@ -102,19 +124,23 @@ class Following:
         found: What was scanned at them; this takes its processes over, and closes it at the end.
         window_s: How far back "of late" goes.
         hashed: Name requests by their digests.
+        since_s: How far back from now what is counted goes (from the last record, where no process lives); None for all.
     """
 
-    def __init__(self, paths: Sequence[Path], found: Scan, *, window_s: float, hashed: bool) -> None:
+    def __init__(
+        self, paths: Sequence[Path], found: Scan, *, window_s: float, hashed: bool, since_s: float | None = None
+    ) -> None:
         self._directories = [path for path in paths if path.is_dir()]
         self._window_s = window_s
         self._hashed = hashed
         self._scans = [found]
         self._refused: set[Path] = set()
         self._known = {path for process in found.processes for path in process.paths}
+        self._since_unix_ns = None if since_s is None else _latest_unix_ns(found.processes) - int(since_s * 1e9)
         self._found_counts: Counter[str] = Counter()
-        self._checker = Checker(
-            on_finding=lambda each: self._found_counts.update([f"{each.severity.value} {each.rule}"])
-        )
+        #: When counting began, on the clock of each process that was there.
+        self._began = {source_name(p.facts): _monotonic(p, self._since_unix_ns) for p in found.processes}
+        self._checker = Checker(on_finding=self._count_finding)
         self._judged = "all records"
         if found.records <= JUDGED:
             judge_scanned(found.processes, self._checker)
@@ -127,6 +153,10 @@ class Following:
                 self._checker.lost(source_name(process.facts), 1)
         self.followed = self._follow(found)
         self.notes = found.notes
+
+    def _count_finding(self, finding: Finding) -> None:
+        if finding.at_ns >= self._began.get(finding.source, 0):
+            self._found_counts[f"{finding.severity.value} {finding.rule}"] += 1
 
     def refresh(self) -> None:
         """Read on, and look for processes that are new."""
@@ -148,7 +178,7 @@ class Following:
         self.followed += self._follow(found)
 
     def _follow(self, found: Scan) -> list[Followed]:
-        views = found.map(functools.partial(view_of, window_s=self._window_s))
+        views = found.map(functools.partial(view_of, window_s=self._window_s, since_unix_ns=self._since_unix_ns))
         return [Followed(process, view) for process, view in zip(found.processes, views, strict=True)]
 
     def top(self) -> Top:
@@ -158,6 +188,7 @@ class Following:
             rules=self._found_counts, judged=self._judged,
         )  # fmt: skip
         told.notes = self.notes
+        told.since_unix_ns = self._since_unix_ns
         return told
 
     @property

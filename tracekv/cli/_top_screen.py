@@ -28,12 +28,20 @@ def render(top: Top, *, keys: str = "") -> RenderableType:
 def _head(top: Top, keys: str) -> Text:
     alive = sum(each.is_alive for each in top.processes)
     gone = len(top.processes) - alive
-    at = time.strftime("%H:%M:%S", time.gmtime(top.at_unix_ns / 1e9))
+    at = _clock(top.at_unix_ns, top.at_unix_ns)
     text = Text("tracekv top", "bold")
     text.append(f"  {at} UTC  {alive} running", "")
     text.append(f", {gone} gone" if gone else "", "red" if gone else "")
     text.append(f"  rates over {top.window_s:g} s{keys}", "")
+    if top.since_unix_ns is not None:
+        text.append(f"\ncounts since {_clock(top.since_unix_ns, top.at_unix_ns)} UTC", "")
     return text
+
+
+def _clock(at_unix_ns: int, now_unix_ns: int) -> str:
+    """A time of the day; with its date where that isn't today's."""
+    at, now = time.gmtime(at_unix_ns / 1e9), time.gmtime(now_unix_ns / 1e9)
+    return time.strftime("%H:%M:%S" if at[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", at)
 
 
 def _grid(*columns: tuple[str, bool]) -> Table:
@@ -115,13 +123,13 @@ def _share(part: int, whole: int) -> str:
 def _tokens(top: Top) -> RenderableType:
     queried = top.tokens.get("queried", 0)
     if not queried:
-        return _labelled("prompts", "no request was asked about yet")
+        return _labelled("prompts", "no request was asked about" + (" yet" if top.since_unix_ns is None else " since"))
     computed, offered, honoured = (top.tokens.get(name, 0) for name in ("computed", "offered", "honoured"))
     asked = f"{top.tokens.get('requests', 0):,} queries, {queried:,} prompt tokens: {_share(computed, queried)} on the device, "
     asked += f"{_share(honoured, queried)} from the store" + (
         f" (of {offered:,} offered)" if offered != honoured else ""
     )
-    rows: list[RenderableType] = [_labelled("prompts", asked)]
+    rows: list[RenderableType] = [_labelled("prompts", asked), _labelled("now", _now(top))]
     if top.missed:
         ordered = sorted(top.missed.items(), key=lambda each: -each[1])
         words = ", ".join(f"{reason} {_share(tokens, queried)}" for reason, tokens in ordered if reason != "complete")
@@ -135,6 +143,25 @@ def _tokens(top: Top) -> RenderableType:
             )
         )
     return Group(*rows)
+
+
+def _now(top: Top) -> str:
+    """What was asked of late."""
+    late = top.late_tokens
+    if not late.get("requests"):
+        return "no queries"
+    queried = late["queried"]
+    each = (f"{late[name] / queried:.0%} {where}" for name, where in _SERVED.items()) if queried else ()
+    return ", ".join(
+        (f"{_rate(late['requests'] / top.window_s)} queries/s", f"{_rate(queried / top.window_s)} tokens/s", *each)
+    )
+
+
+_SERVED = {"computed": "on the device", "honoured": "from the store"}
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:,.3g}"
 
 
 def _rates(top: Top) -> RenderableType:

@@ -19,6 +19,20 @@ from tracekv.cli._following import Following
 from tracekv.cli._opening import scanned_at
 from tracekv.cli._top_screen import render
 
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_age(text: str) -> float:
+    """Seconds of an age such as ``5m``; a bare number is seconds."""
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in _SECONDS else (text, "s")
+    try:
+        seconds = float(number) * _SECONDS[unit]
+    except ValueError:
+        seconds = -1
+    if not 0 < seconds < float("inf"):
+        raise typer.BadParameter(f"{text!r} is no age: write 30s, 5m, 2h or 1d")
+    return seconds
+
 
 def top(
     paths: Annotated[
@@ -29,6 +43,14 @@ def top(
     ] = None,
     interval: Annotated[float, typer.Option(help="Seconds from one screen to the next.", min=0.1)] = 1.0,
     window: Annotated[float, typer.Option(help="Seconds that rates are taken over.", min=1)] = 10.0,
+    since: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_age,
+            metavar="AGE",
+            help="Count only what happened since then: 30s, 5m, 2h or 1d before now (before the last record, where no engine runs).",
+        ),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Print one screen and end; so it does where stdout is no terminal.")
     ] = False,
@@ -42,7 +64,7 @@ def top(
     try:
         hashed = settings_module.load().hash_request_ids
         where = paths or [journal_directory()]
-        following = Following(where, scanned_at(where), window_s=window, hashed=hashed)
+        following = Following(where, scanned_at(where), window_s=window, hashed=hashed, since_s=since)
     except (NoJournals, settings_module.SettingsError) as error:
         errors.print(str(error), markup=False)
         raise typer.Exit(1) from None

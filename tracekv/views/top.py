@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,15 +54,27 @@ class _Flow(msgspec.Struct):
     stall_ns: int
 
 
+class _Asked(NamedTuple):
+    """Prompt tokens that a query of late asked for, or that an allocation took of its offer; not every query has one."""
+
+    end_ns: int
+    queries: int
+    queried: int
+    computed: int
+    honoured: int
+
+
 class TopView:
     """The records of one process. One thread feeds it.
 
     Args:
         window_s: How far back "of late" goes.
+        since_ns: What ended before (monotonic, of the process) is not counted; 0 for all.
     """
 
-    def __init__(self, *, window_s: float) -> None:
+    def __init__(self, *, window_s: float, since_ns: int = 0) -> None:
         self.window_ns = int(window_s * 1e9)
+        self._since_ns = since_ns
         self.inflight = InFlightView()
         self.facts = self.inflight.facts
         self.tokens: Counter[str] = Counter()
@@ -79,6 +91,7 @@ class TopView:
         self.step = 0
         self.lookups: dict[int, Lookup] = {}
         self._flows: deque[_Flow] = deque(maxlen=_MOST_FLOWS)
+        self._asked: deque[_Asked] = deque(maxlen=_MOST_FLOWS)
         self._counting: dict[type[Record], Callable[[Any], None]] = {
             QueryCall: self._queried,
             AllocCall: self._allocated,
@@ -108,7 +121,8 @@ class TopView:
 
     def _count(self, record: Record) -> None:
         counting = self._counting.get(type(record))
-        if counting is not None:
+        # Without a time of their own are the store's best and the tracer's state, which hold until the next one.
+        if counting is not None and getattr(record, "ended_ns", self._since_ns) >= self._since_ns:
             counting(record)
 
     def _queried(self, record: QueryCall) -> None:
@@ -116,6 +130,7 @@ class TopView:
         self.tokens["computed"] += record.computed_tokens
         self.tokens["offered"] += record.offered_tokens
         self.tokens["requests"] += 1
+        self._asked.append(_Asked(record.ended_ns, 1, record.prompt_tokens or 0, record.computed_tokens, 0))
         # A connector tells of its lookup inside the query, so before the query's own record.
         told = self.lookups.pop(record.request_id, None)
         left = (record.prompt_tokens or 0) - record.computed_tokens - record.offered_tokens
@@ -127,7 +142,9 @@ class TopView:
             del self.lookups[next(iter(self.lookups))]
 
     def _allocated(self, record: AllocCall) -> None:
-        self.tokens["honoured"] += record.honoured_tokens or 0
+        honoured = record.honoured_tokens or 0
+        self.tokens["honoured"] += honoured
+        self._asked.append(_Asked(record.ended_ns, 0, 0, 0, honoured))
 
     def _looked_up(self, record: Lookup) -> None:
         self.lookups[record.request_id] = record
@@ -155,7 +172,8 @@ class TopView:
         self.ceilings[record.direction.value] = record.bytes_per_s
 
     def _found(self, record: Finding) -> None:
-        self.rules[record.severity, record.rule] += 1
+        if record.at_ns >= self._since_ns:
+            self.rules[record.severity, record.rule] += 1
 
     def _failed(self, record: TracerFault) -> None:
         self.faults += 1
@@ -166,6 +184,16 @@ class TopView:
     def flows(self, now_ns: int) -> list[_Flow]:
         """What ended in the window before ``now_ns``."""
         return [flow for flow in self._flows if flow.end_ns > now_ns - self.window_ns]
+
+    def asked(self, now_ns: int) -> Counter[str]:
+        """The tokens of what was asked in the window before ``now_ns``, as in :attr:`tokens`."""
+        late = [each for each in self._asked if each.end_ns > now_ns - self.window_ns]
+        return Counter(
+            requests=sum(each.queries for each in late),
+            queried=sum(each.queried for each in late),
+            computed=sum(each.computed for each in late),
+            honoured=sum(each.honoured for each in late),
+        )
 
 
 class ProcessLine(msgspec.Struct):
@@ -221,9 +249,11 @@ class Top(msgspec.Struct):
     """Everything that one screen shows.
 
     Attributes:
+        tokens: Prompt tokens by what became of them; ``late_tokens`` those of the window.
         missed: Prompt tokens that had to be computed, by the reason that the connector told.
         stall_s: In the window; ``stall_total_s`` since the start.
         rules: ``(severity, rule) -> times``; ``judged`` says of which records.
+        since_unix_ns: What ended before isn't in any count; None where all is.
     """
 
     at_unix_ns: int
@@ -245,6 +275,8 @@ class Top(msgspec.Struct):
     undecodable: int
     faults: int
     reduced: int
+    late_tokens: dict[str, int]
+    since_unix_ns: int | None = None
     notes: list[str] = []
 
 
@@ -267,6 +299,7 @@ def screen(
         _sum(each.view.tokens for each in seen), _sum(each.view.missed for each in seen),
         _rates(seen, window_s), 0.0, 0.0, 0.0, 0, 0, 0, 0.0, dict(rules), judged,
         sum(each.undecodable for each in seen), sum(each.view.faults for each in seen), sum(each.view.is_reduced for each in seen),
+        _sum(each.view.asked(each.now_ns) for each in seen),
     )  # fmt: skip
     for each in seen:
         view = each.view
