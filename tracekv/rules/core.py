@@ -16,6 +16,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Side
 from tracekv.rules import events
 from tracekv.rules.model import Limits
+from tracekv.rules.plain import is_plain_end, is_plain_load
 from tracekv.rules.promise import promise
 from tracekv.rules.state import Recent, Request, Run, Source
 
@@ -75,10 +76,12 @@ class Core:
     def _settle(self, run: Run, source: Source, name: str, request: Request) -> None:
         """What is known of a request's load, or of its end, is all that there will be."""
         if name == "left":
-            if not _is_plain_end(request):
+            if not is_plain_end(request):
                 self._tell("left", events.Settled(run, source, request))
         elif (request.honoured or 0) > 0:
-            self._tell("loaded", events.Loaded(run, source, request, promise(run, request)))
+            promised = promise(run, request)
+            if not is_plain_load(run, request, promised):
+                self._tell("loaded", events.Loaded(run, source, request, promised))
 
     # -- what processes are -----------------------------------------------------------------------------------------
 
@@ -190,10 +193,3 @@ class Core:
                 if request is not None:
                     request.seen_ns = run.last_build.ended_ns
         self._tell("time", events.Time(run, source, now_ns))
-
-
-def _is_plain_end(request: Request) -> bool:
-    """Whether nothing was kept, nothing moved afterwards, and later chunks of the prompt, if any, were saved too."""
-    if request.finish is None or request.finish.keeps_pages or request.moved_ns > request.left_ns:
-        return False
-    return len(request.chunks) < 2 or request.saves_later_chunks

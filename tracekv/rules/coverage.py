@@ -35,8 +35,9 @@ class LaterChunksUnsaved(Rule):
         if first_end >= last_end or request.finish is None:
             return
         saved = 0
-        for (_, group), pages in request.saved.items():
+        for (_, group), lists in request.saved.items():
             slots = request.pages[group] if group < len(request.pages) else []
+            pages = set[int]().union(*lists)
             if not pages.isdisjoint(slots[first_end:last_end]):
                 return
             saved = max(saved, *(ordinal + 1 for ordinal, page in enumerate(slots[:first_end]) if page in pages), 0)
@@ -72,7 +73,7 @@ class PromisedNotLoaded(Rule):
         for rank in loaded_ranks(request):
             missing: dict[int, int] = {}
             for group, pages in wanted.items():
-                left = pages - request.loaded.get((rank, group), set())
+                left = pages.difference(*request.loaded.get((rank, group), ()))
                 if left:
                     missing[group] = len(left)
             if missing and request.alloc is not None:

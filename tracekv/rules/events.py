@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from tracekv.journal.records import (
@@ -230,7 +229,7 @@ class Loaded(NamedTuple):
     run: Run
     source: Source
     request: Request
-    promised: Mapping[int, AbstractSet[int]] | None
+    promised: Mapping[int, frozenset[int]] | None
 
 
 class Settled(NamedTuple):

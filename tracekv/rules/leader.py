@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from tracekv.journal.records import (
     AllocCall,
@@ -18,7 +19,8 @@ from tracekv.journal.vocabulary import Callback
 from tracekv.rules import events
 from tracekv.rules.core import Core, Tell
 from tracekv.rules.model import Limits
-from tracekv.rules.state import MOST_IDS, Keyed, Recent, Request, Run, Source
+from tracekv.rules.plain import is_as_looked_up, is_plain_answer
+from tracekv.rules.state import MOST_IDS, MOST_TOKENS, Keyed, Recent, Request, Run, Source
 
 _FLAT_ALLOC = int(Callback.UPDATE_STATE_AFTER_ALLOC)
 
@@ -75,18 +77,14 @@ class LeaderRecords(Core):
             ):
                 run.bounded.append(lookup)
                 is_bounded = True
-            if lookup.key is not None:
-                self._keyed(run, source, request, record, lookup, lookup.key)
-        is_slow = record.ended_ns - record.started_ns >= self._slow_query_ns
-        is_plain, is_as_looked_up = _is_plain(run, request, record), _is_as_looked_up(request, record)
-        if is_plain and is_as_looked_up and not is_slow and not is_bounded:
-            return
         query = events.Query(run, source, request, record)
-        if not is_plain:
+        if not is_plain_answer(run, request, record):
             self._tell("query", query)
-        if is_slow:
+        if request.lookup is not None and request.lookup.key is not None:
+            self._keyed(run, source, request, record, request.lookup, request.lookup.key)
+        if record.ended_ns - record.started_ns >= self._slow_query_ns:
             self._tell("slow_query", query)
-        if is_bounded or not is_as_looked_up:
+        if is_bounded or not is_as_looked_up(request, record):
             self._tell("lookup", query)
 
     def _keyed(self, run: Run, source: Source, request: Request, record: QueryCall, lookup: Lookup, key: bytes) -> None:
@@ -165,6 +163,7 @@ class LeaderRecords(Core):
         request = run.request(record.request_ids[index])
         request.pages, request.slots, request.counted, request.chunks = [], [], [], []
         request.held = None
+        request.sound.clear()
         request.seen_ns = record.ended_ns
         if request.prompt is None:
             request.prompt = record.prompt_tokens[index]
@@ -190,10 +189,11 @@ class LeaderRecords(Core):
         """The prompt tokens of chunks that aren't the first; where they end is noted in ``prompts``, by index."""
         tokens = 0
         ids = record.request_ids
-        for request_id, request in list(run.prefilling.items()):
-            if request_id not in ids:
+        for request_id, request in [*run.prefilling.items()]:
+            try:
+                index = ids.index(request_id)
+            except ValueError:
                 continue
-            index = ids.index(request_id)
             begin, scheduled = record.computed_positions[index], record.scheduled_tokens[index]
             if index >= record.new_requests:
                 tokens += scheduled
@@ -207,29 +207,30 @@ class LeaderRecords(Core):
     def _take_pages(self, run: Run, source: Source, record: BuildCall) -> None:
         ids, positions, scheduled = record.request_ids, record.computed_positions, record.scheduled_tokens
         requests, block, since = run.requests, run.block, record.started_ns
-        room, passes = run.room, run.builds
+        room, passes, claims = run.room, run.builds, run.claims[0]
         for position, lists in record.pages:
             request = requests.get(ids[position])
             if request is None:
                 continue
-            pages = request.pages
-            if len(pages) < len(lists) or len(request.slots) < len(lists):
-                request.widen(len(lists))
-            begin = len(pages[0])
-            if len(lists) == 1 and len(lists[0]) == 1 and request.shared <= begin:
+            pages, slots = request.pages, lists[0]
+            if len(slots) == 1 == len(lists) == len(pages) and request.slots and request.shared <= len(pages[0]):
                 # What a request gets while it decodes: of all that is done in a pass, this is done most.
-                (page,) = lists[0]
+                page = slots[0]
                 pages[0].append(page)
-                claims = run.claims[0]
-                before, claims[page] = claims.get(page), (request, since)
-                if before is not None and self._is_taken(run, request, before[0], ids):
+                before = claims.get(page)
+                claims[page] = (request, since)
+                if before is not None and before[0] is not request and self._is_taken(run, request, before[0], ids):
                     self._tell("claim", events.Claim(run, source, record, request, before[0], 0, page))
+                least = len(pages[0])
             else:
+                request.widen(len(lists))
+                begin = len(pages[0])
                 for slots, more in zip(pages, lists, strict=False):
                     slots += more
                 self._list_pages(run, source, record, request, lists, begin, ids)
+                least = min(map(len, pages))
             if block and request.is_whole:
-                held = request.held = (len(pages[0]) if len(pages) == 1 else min(map(len, pages))) * block
+                held = request.held = least * block
                 room.fills(request, passes, held - positions[position] - scheduled[position])
 
     def _list_pages(
@@ -248,7 +249,11 @@ class LeaderRecords(Core):
             if not slots:
                 continue
             distinct = dict.fromkeys(slots, mine)
-            if len(distinct) < len(slots):
+            if len(distinct) == len(slots):
+                facts = run.groups.get(group)
+                if not begin and facts is not None and 0 <= min(slots) <= max(slots) < (facts.num_slots or MOST_TOKENS):
+                    request.sound[group] = len(slots)
+            else:
                 self._tell("listed", events.Listed(run, source, record, request, group, slots))
             claims, claimed = run.claims[group], slots
             if request.shared > begin:
@@ -277,7 +282,7 @@ class LeaderRecords(Core):
     def _short(self, run: Run, record: BuildCall, prompts: dict[int, int]) -> list[tuple[Request, int]]:
         """The requests whose pages hold fewer tokens than the pass reaches."""
         found, room, passes = [], run.room, run.builds
-        for index in sorted({*room.due(record, passes, run.requests, prompts)}):
+        for index in room.due(record, passes, run.requests, prompts):
             request_id = record.request_ids[index]
             request = run.requests.get(request_id)
             held = None if request is None else request.held
@@ -287,12 +292,12 @@ class LeaderRecords(Core):
             if end <= held:
                 room.fills(request, passes, max(held - prompts.get(index, end), 0))
             elif self._is_continuous(run, record, request_id):
-                found.append((request, end))
+                found.append((index, request, end))
                 room.fills(request, passes, -end % run.block)  # it is told again where it begins another block
             else:
                 request.is_whole = False
                 request.held = None
-        return found
+        return [(request, end) for _, request, end in sorted(found, key=itemgetter(0))] if found else []
 
     def _asked_again(self, run: Run, record: BuildCall) -> list[Request]:
         """Requests that go on as if nothing had happened after they were asked about once more."""
@@ -354,28 +359,3 @@ class LeaderRecords(Core):
             request.is_whole = False
             request.queries = 0
             request.held = None
-
-
-def _is_plain(run: Run, request: Request, record: QueryCall) -> bool:
-    """Whether an answer offers nothing, or whole blocks that leave a token to compute."""
-    offered, block = record.offered_tokens, run.block
-    if record.answer is not None or offered < 0:
-        return False
-    if not offered:
-        return not record.is_async
-    if record.prompt_tokens is not None and record.computed_tokens + offered >= record.prompt_tokens:
-        return False
-    if not block or (request.lookup is not None and request.lookup.has_partial_blocks):
-        return True
-    return not (offered % block or record.computed_tokens % block)
-
-
-def _is_as_looked_up(request: Request, record: QueryCall) -> bool:
-    """Whether an answer is what the lookup reported, and no more than is stored; also without a lookup."""
-    lookup = request.lookup
-    if lookup is None or record.answer is not None:
-        return True
-    offered = record.offered_tokens
-    return offered == lookup.offered_tokens and (
-        offered <= 0 or record.computed_tokens + offered <= lookup.stored_tokens
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracekv.rules.state import Request, Run
 
 
-def promise(run: Run, request: Request) -> dict[int, set[int]] | None:
+def promise(run: Run, request: Request) -> dict[int, frozenset[int]] | None:
     """The pages of the honoured blocks by layer group; None where nothing was promised or the records don't tell enough.
 
     They tell enough when the request was seen whole, the connector reports what it moves, and the pass of the load ended.
@@ -21,7 +21,7 @@ def promise(run: Run, request: Request) -> dict[int, set[int]] | None:
     lists = request.alloc.pages if request.is_async and request.alloc is not None else request.pages
     begin = request.computed // run.block
     end = run.blocks(request.computed + honoured)
-    return {group: {page for page in slots[begin:end] if page >= 0} for group, slots in enumerate(lists)}
+    return {group: frozenset(page for page in slots[begin:end] if page >= 0) for group, slots in enumerate(lists)}
 
 
 def loaded_ranks(request: Request) -> list[int]:

@@ -42,7 +42,7 @@ class Room:
     def due(
         self, record: BuildCall, passes: int, requests: Mapping[int, Request], prompts: Mapping[int, int]
     ) -> Iterable[int]:
-        """Indices of the requests that have to be looked at in a pass; those that it brings pages to aren't among them.
+        """Indices of the requests that have to be looked at in a pass; what :meth:`fills` was told in this pass counts.
 
         Args:
             record: The pass.
@@ -75,4 +75,4 @@ class Room:
             for request_id in self._away.keys() & ids:
                 del self._away[request_id]
                 looked_at.append(ids.index(request_id))
-        return looked_at
+        return looked_at if len(looked_at) == len(prompts) else {*looked_at}

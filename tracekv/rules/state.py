@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tracekv.journal.records import (
@@ -32,6 +32,8 @@ MOST_TOKENS = 1 << 62
 MOST_REQUESTS = 8192
 #: Ids that were returned, keys, objects.
 MOST_IDS = 8192
+#: Lists of moved pages that are kept as they came.
+_MOST_LISTS = 16
 #: Lookups that one layer group brought to nothing, the last of them.
 MOST_BOUNDED = 1024
 #: Transfers of one request that are remembered one by one.
@@ -54,6 +56,10 @@ class Recent(dict[K, V]):
             del self[next(iter(self))]
 
 
+#: ``(rank, layer group) -> lists of page slots``.
+Moved = dict[tuple[int, int], list[Collection[int]]]
+
+
 class Request:
     """A request of a run.
 
@@ -63,12 +69,14 @@ class Request:
         pages: Page slots by layer group and block ordinal, as reported; :meth:`own` has them as a set.
         lost_pages: Some of them were given to another request.
         queries: Queries since the last allocation. ``replaces``: what the same id was before, if it had pages then.
+        chunks: Prefill passes ``(step, begin, end)``.
+        loaded, saved: ``(rank, layer group) -> lists of page slots``, of successful transfers only; ``transfers`` the last of
+            these, with the process that told them.
+        loading_ns, moved_ns: When the last of the loads began, and when the last transfer ended.
+        saves_later_chunks: A transfer saved whole blocks that aren't of the prompt's first chunk.
         held: Tokens that its reported pages hold, None where that isn't known; ``full_at`` the pass built in which it may need more.
         shared: Blocks at the front that the device supplied: others may hold their pages too.
-        chunks: Prefill passes ``(step, begin, end)``.
-        loaded, saved: ``(rank, layer group) -> page slots``, successful transfers only; ``transfers`` the last of these, with the
-            process that told them.
-        moved_ns: When the last of them ended. ``saves_later_chunks``: one of them saved what isn't the prompt's first chunk.
+        sound: By layer group, ordinals ``[0, n)`` whose pages are different ones of the pool.
         left_ns: When its pages were the runtime's again, 0 while they are its own.
         is_parked: An asynchronous load was promised and isn't reported done.
     """
@@ -89,6 +97,7 @@ class Request:
         "is_whole",
         "left_ns",
         "loaded",
+        "loading_ns",
         "lookup",
         "lost_pages",
         "moved_ns",
@@ -106,6 +115,7 @@ class Request:
         "seen_ns",
         "shared",
         "slots",
+        "sound",
         "transfers",
     )  # fmt: skip
 
@@ -134,10 +144,12 @@ class Request:
         self.held: int | None = None
         self.full_at = 0
         self.shared = 0
+        self.sound: dict[int, int] = {}
         self.chunks: list[tuple[int, int, int]] = []
-        self.loaded: dict[tuple[int, int], set[int]] = {}
-        self.saved: dict[tuple[int, int], set[int]] = {}
+        self.loaded: Moved = {}
+        self.saved: Moved = {}
         self.transfers: deque[tuple[Source, Transfer]] = deque(maxlen=MOST_TRANSFERS)
+        self.loading_ns = 0
         self.moved_ns = 0
         self.saves_later_chunks = False
         self.left_ns = 0
@@ -168,6 +180,17 @@ class Request:
             slots.update(self.pages[group][self.counted[group] :])
             self.counted[group] = len(self.pages[group])
         return slots
+
+    @staticmethod
+    def note(moved: Moved, where: tuple[int, int], pages: Collection[int]) -> None:
+        """Add pages to :attr:`loaded` or :attr:`saved`."""
+        lists = moved.get(where)
+        if lists is None:
+            moved[where] = [pages]
+        elif len(lists) < _MOST_LISTS:
+            lists.append(pages)
+        else:
+            moved[where] = [{*pages}.union(*lists)]
 
     def trim(self) -> None:
         """Forget what only its own settling needed; its pages stay, for transfers that come too late."""
@@ -309,7 +332,8 @@ class Run:
 
     def remember(self, request: Request) -> None:
         """Keep a request under its id; the oldest go."""
-        self.drop(request.request_id)
+        if request.request_id in self.requests:
+            self.drop(request.request_id)
         self.requests[request.request_id] = request
         while len(self.requests) > MOST_REQUESTS:
             self.drop(next(iter(self.requests)))

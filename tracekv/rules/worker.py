@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from operator import le
 
 from tracekv.journal.records import (
@@ -22,7 +21,8 @@ from tracekv.journal.vocabulary import Source as Origin
 from tracekv.rules import events
 from tracekv.rules.core import Core
 from tracekv.rules.model import EMPTY_PICKLE
-from tracekv.rules.state import MOST_TOKENS, Request, Run, Source
+from tracekv.rules.plain import is_plain_transfer
+from tracekv.rules.state import Request, Run, Source
 
 #: Prompt tokens from which on a pass tells what computing costs.
 _RATE_TOKENS = 256
@@ -191,9 +191,8 @@ class WorkerRecords(Core):
             run.reports = True
             self._reporting.add(source.worker_class)
         request = run.requests.get(record.request_id)
-        pages = set(record.pages)
         is_load = record.direction is _LOAD
-        is_plain = _is_plain(run, request, record, pages)
+        is_plain = is_plain_transfer(run, request, record)
         moved = None
         if is_load or not is_plain or request is None or request.left_ns or request.lost_pages:
             moved = events.Moved(run, source, request, record)
@@ -203,17 +202,14 @@ class WorkerRecords(Core):
             if not is_load:
                 run.saved_bytes += record.nbytes
             if request is not None:
-                of_kind = request.loaded if is_load else request.saved
                 where = (source.rank or 0, record.layer_group)
-                before = of_kind.get(where)
-                if before is None:
-                    of_kind[where] = pages
-                else:
-                    before |= pages
+                request.note(request.loaded if is_load else request.saved, where, record.pages)
                 request.transfers.append((source, record))
                 ended_ns = record.ended_ns + source.shift_ns
                 if ended_ns > request.moved_ns:
                     request.moved_ns = ended_ns
+                if is_load and record.started_ns > request.loading_ns:
+                    request.loading_ns = record.started_ns
         if moved is None:
             return
         if request is not None and (request.left_ns or request.lost_pages):
@@ -241,26 +237,3 @@ def _times(hooks: bytes) -> tuple[list[int], list[int]]:
     """When each layer's hook was entered, and left."""
     times = memoryview(hooks).cast("q")
     return times[::2].tolist(), times[1::2].tolist()
-
-
-def _is_plain(run: Run, request: Request | None, record: Transfer, distinct: AbstractSet[int]) -> bool:
-    """Whether a transfer fills whole pages, or the same part of each, of its request's own and no other."""
-    number, pages = record.layer_group, record.pages
-    group = run.groups.get(number)
-    if request is None or group is None or not pages or number >= len(request.slots):
-        return False
-    if record.nbytes and len(pages) * group.bytes_per_page % record.nbytes:
-        return False
-    if len(distinct) != len(pages) or min(pages) < 0 or max(pages) >= (group.num_slots or MOST_TOKENS):
-        return False
-    if run.block and number < len(request.pages) and request.chunks:
-        # Nearly always it is what the request's last pass computes, or what was offered before.
-        is_load = record.direction is _LOAD
-        begin = (request.computed if is_load else request.chunks[-1][1]) // run.block
-        if request.pages[number][begin : begin + len(pages)] == pages:
-            first_end, last_end = request.chunks[0][2] // run.block, (request.prompt or 0) // run.block
-            if not is_load and record.error is None and first_end <= begin < last_end:
-                request.saves_later_chunks = True
-            return True
-    own = request.own(number)
-    return own is not None and own >= distinct
