@@ -56,6 +56,7 @@ class Checker:
                 if name.startswith("on_"):
                     self._listeners.setdefault(name[3:], []).append((rule, getattr(rule, name)))
         self._tracker = Tracker(self._limits, self._tell)
+        self._takers = self._tracker.takers
         self._numbers: Counter[str] = Counter()
         self._in_run: Recent[tuple[bytes, str], int] = Recent(4096)
         self._about: Recent[tuple[bytes, int], list[Finding]] = Recent(4096)
@@ -81,8 +82,11 @@ class Checker:
             self._sequences[source] = sequence + 1
             if sequence > expected:
                 self.lost(source, sequence - expected)
+        taker = self._takers.get(type(record))
+        if taker is None:
+            return
         try:
-            self._tracker.take(source, record)
+            taker(self._tracker.source(source), record)
         except Exception as error:
             self._fault(f"records of kind {type(record).__name__}", error)
 

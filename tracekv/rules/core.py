@@ -46,7 +46,7 @@ class Core:
 
     def lost(self, name: str) -> None:
         """Records of a process are missing before the next one."""
-        source = self._source(name)
+        source = self.source(name)
         self._forget_ids(source)
         source.saw_worker = source.saw_start = False
         run = source.run
@@ -85,7 +85,8 @@ class Core:
 
     # -- what processes are -----------------------------------------------------------------------------------------
 
-    def _source(self, name: str) -> Source:
+    def source(self, name: str) -> Source:
+        """A process by its name."""
         found = self._sources.get(name)
         if found is None:
             found = self._sources[name] = Source(name)

@@ -35,7 +35,7 @@ class LeaderRecords(Core):
 
     def _scheduled(self, run: Run, source: Source, record: Call) -> bool:
         """Whether the record is the leader's."""
-        if run.leader is None or run.leader is source:
+        if run.leader is source or run.leader is None:
             return True
         self._tell("scheduled", events.Scheduled(run, source, record))
         return False
@@ -44,7 +44,7 @@ class LeaderRecords(Core):
         self._run(source).lookups[record.request_id] = record
 
     def _query(self, source: Source, record: QueryCall) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         if not self._scheduled(run, source, record):
             return
@@ -101,7 +101,7 @@ class LeaderRecords(Core):
             self._tell("rekeyed", events.Rekeyed(run, source, request, record, before, now))
 
     def _alloc(self, source: Source, record: AllocCall) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         if not self._scheduled(run, source, record):
             return
@@ -124,7 +124,7 @@ class LeaderRecords(Core):
             self._list_pages(run, source, record, request, record.pages, 0, ())
 
     def _build(self, source: Source, record: BuildCall) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         if not self._scheduled(run, source, record):
             return
@@ -325,7 +325,7 @@ class LeaderRecords(Core):
         return record.computed_positions[index] <= reached
 
     def _finish(self, source: Source, record: FinishCall) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         if not self._scheduled(run, source, record):
             return
@@ -352,7 +352,7 @@ class LeaderRecords(Core):
         self._withdrawn(source, record, record.request_id)
 
     def _withdrawn(self, source: Source, record: Call, request_id: int) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         request = run.requests.get(request_id)
         if request is not None:

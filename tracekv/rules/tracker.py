@@ -38,11 +38,15 @@ from tracekv.rules.worker import WorkerRecords
 
 
 class Tracker(LeaderRecords, WorkerRecords):
-    """The state of every run, and the one place that changes it."""
+    """The state of every run, and the one place that changes it.
+
+    Attributes:
+        takers: What takes a process (:meth:`source`) and a record, by the record's type; there is none for those that tell nothing.
+    """
 
     def __init__(self, limits: Limits, tell: Tell) -> None:
         super().__init__(limits, tell)
-        self._takers: dict[type[Record], Callable[[Source, Any], None]] = {
+        self.takers: dict[type[Record], Callable[[Source, Any], None]] = {
             ProcessStarted: self._process_started,
             ConnectorWrapped: self._wrapped,
             RunJoined: self._joined,
@@ -66,9 +70,3 @@ class Tracker(LeaderRecords, WorkerRecords):
             Drop: self._dropped,
             WatchReport: self._watched,
         }
-
-    def take(self, name: str, record: Record) -> None:
-        """Take one record of a process."""
-        taker = self._takers.get(type(record))
-        if taker is not None:
-            taker(self._sources.get(name) or self._source(name), record)

@@ -42,7 +42,7 @@ class WorkerRecords(Core):
     """Takes the worker's callbacks, and what a connector reports."""
 
     def _call(self, source: Source, record: Call) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         code = record.callback
         if record.error is not None:
@@ -105,7 +105,7 @@ class WorkerRecords(Core):
         source.hooks = record
 
     def _bind(self, source: Source, record: BindCall) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         source.is_bound = True
         nbytes = record.nbytes
@@ -124,7 +124,7 @@ class WorkerRecords(Core):
         self._passed(self._run(source), source, record.last_ended_ns)
 
     def _polled(self, source: Source, record: FinishedCall) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         self._passed(run, source, record.ended_ns)
         for request_id in record.saving_given:
             source.saving[request_id] = (record.ended_ns, record)
@@ -184,7 +184,7 @@ class WorkerRecords(Core):
     def _moved(self, source: Source, record: Transfer) -> None:
         if record.source is _PLANNED:
             return  # an intention, not a movement
-        run = self._run(source)
+        run = source.run or self._run(source)
         if record.source is _OBSERVED:
             run.is_watched = True
         elif not run.reports:
@@ -218,7 +218,7 @@ class WorkerRecords(Core):
             self._tell("load", moved)
 
     def _watched(self, source: Source, record: WatchReport) -> None:
-        run = self._run(source)
+        run = source.run or self._run(source)
         run.is_watched = True
         run.has_watch_gaps |= not record.is_complete
         if record.last_slots:
