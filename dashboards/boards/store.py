@@ -68,7 +68,15 @@ _ANSWERS = [
         ],
         unit=unit_of(names.METRIC_STORE_OPERATIONS, "a second"),
         kind="stack",
-        width=12,
+    ),
+    Panel(
+        title="Requests",
+        question="What does the bill count?",
+        answer="Asked of the server in a second, retries and the parts of large objects included. Over operations: how well blocks "
+        "are put together into objects.",
+        queries=[Query(rate(names.METRIC_STORE_REQUESTS, _OPERATION), _LEGEND)],
+        unit=unit_of(names.METRIC_STORE_REQUESTS, "a second"),
+        kind="stack",
     ),
     Panel(
         title="Attempts of an operation",
@@ -81,7 +89,6 @@ _ANSWERS = [
             )
         ],
         unit="short",
-        width=12,
         limits=(1.1, 2),
         traces=Traces('{ name =~ "store\\\\..+" && span.tracekv.store.attempts > 1 }', "store.read"),
     ),

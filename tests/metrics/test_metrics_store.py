@@ -8,14 +8,15 @@ from tracekv.journal.records import Prefetch, StoreCeiling, TracerFault, Tracing
 from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, PrefetchFate
 
 
-def test_a_store_operation_counts_time_outcome_attempts_and_bytes() -> None:
+def test_a_store_operation_counts_time_outcome_attempts_requests_and_bytes() -> None:
     view = view_of(
-        stored(0, 2_000_000),
+        stored(0, 2_000_000, requests=9),
         stored(0, 3_000_000, operation=Operation.READ, outcome=Outcome.MISSING, attempts=1, nbytes=0),
     )
 
     assert of(view, "tracekv.store.operations") == {("s3", "put", "ok"): 1, ("s3", "read", "missing"): 1}
     assert of(view, "tracekv.store.attempts") == {("s3", "put"): 2, ("s3", "read"): 1}
+    assert of(view, "tracekv.store.requests") == {("s3", "put"): 9, ("s3", "read"): 1}
     assert of(view, "tracekv.store.io") == {("s3", "put"): 80, ("s3", "read"): 0}
     assert histograms(view, "tracekv.store.operation.duration")["s3", "put"].sum == 0.002
 
@@ -68,10 +69,11 @@ def test_prefetches_count_by_fate_and_useful_ones_tell_their_lead() -> None:
 
 
 def test_a_negative_amount_makes_no_counter_fall() -> None:
-    view = view_of(stored(nbytes=-5, attempts=-1))
+    view = view_of(stored(nbytes=-5, attempts=-1, requests=-1))
 
     assert of(view, "tracekv.store.io") == {("s3", "put"): 0}
     assert of(view, "tracekv.store.attempts") == {("s3", "put"): 0}
+    assert of(view, "tracekv.store.requests") == {("s3", "put"): 0}
 
 
 def test_lost_and_undecodable_records_faults_and_written_bytes_are_told() -> None:

@@ -108,6 +108,23 @@ def test_a_store_read_before_the_pass_is_time_of_its_own(told):
     assert found.story.store_reads.nbytes == 8192
 
 
+def test_store_operations_of_all_ranks_are_added_up_with_what_a_bill_counts(told):
+    tape = Tape(ranks=2)
+    tape.query(1, 100, 0, 64)
+    for rank in (0, 1):
+        for operation, requests in ((Operation.READ, 3), (Operation.READ, 1), (Operation.PUT, 2)):
+            at = tape.now
+            record = StoreOperation(
+                operation, Outcome.OK, "s3", "kv", None, 1, 0, rank, 2, 8192, 1, at, at + MS, 0, 0, 0, "closed", None, requests
+            )  # fmt: skip
+            tape.add(record, rank=rank)
+    found = told(tape).stored()
+    assert {operation.value: (each.operations, each.requests, each.nbytes) for operation, each in found.items()} == {
+        "read": (4, 8, 4 * 8192),
+        "put": (2, 4, 2 * 8192),
+    }
+
+
 def test_a_pass_that_waits_for_its_layers_stalls(told):
     tape = Tape(layers=2)
     tape.query(1, 100, 0, 64)

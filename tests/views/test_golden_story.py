@@ -69,9 +69,9 @@ STORY: list[tuple[str, int, int, Attributes]] = [
     }),
     ("store.put", 2050, 2060, {
         **CALL, "tracekv.store.engine": "s3", "tracekv.store.outcome": "ok", "tracekv.store.attempts": 2,
-        "tracekv.store.breaker": "closed", "tracekv.blocks": 2, "tracekv.bytes": 80, "tracekv.time.queued_ns": 6,
-        "tracekv.time.transfer_ns": 3, "tracekv.time.verify_ns": 1, "aws.s3.bucket": "kv", "tracekv.key": "ee",
-        "tracekv.layer_group.id": 1,
+        "tracekv.store.requests": 1, "tracekv.store.breaker": "closed", "tracekv.blocks": 2, "tracekv.bytes": 80,
+        "tracekv.time.queued_ns": 6, "tracekv.time.transfer_ns": 3, "tracekv.time.verify_ns": 1, "aws.s3.bucket": "kv",
+        "tracekv.key": "ee", "tracekv.layer_group.id": 1,
     }),
     ("request_finished_by_layer_group", 2200, 2250, {
         **CALL, **TWO_GROUPS, "tracekv.callback": "scheduler.request_finished_by_layer_group",

@@ -336,6 +336,7 @@ def test_a_store_operation_is_a_client_span_with_bucket_and_attempts() -> None:
         "tracekv.store.engine": "s3",
         "tracekv.store.outcome": "ok",
         "tracekv.store.attempts": 2,
+        "tracekv.store.requests": 1,
         "tracekv.store.breaker": "closed",
         "aws.s3.bucket": "kv",
         "tracekv.key": "ee",

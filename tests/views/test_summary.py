@@ -20,7 +20,7 @@ from tests.views.sample_run import (
     transferred,
 )
 from tracekv.journal.records import CallCounts, Record
-from tracekv.journal.vocabulary import Callback, Direction, Outcome, Source, Tier
+from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Source, Tier
 from tracekv.views.durations import Durations
 from tracekv.views.summary import Summary, SummaryView
 
@@ -91,6 +91,17 @@ def test_misses_drops_and_store_outcomes_are_counted_by_reason() -> None:
     assert (summary.lookups, summary.misses, summary.bounding) == (3, {"not_staged": 2}, {0: 1, 1: 1})
     assert summary.drops == {"queue_full": 3}
     assert summary.store_outcomes == {"put.ok": 1, "put.missing": 1}
+
+
+def test_what_the_store_was_asked_is_counted_beside_the_hits_that_it_served() -> None:
+    reads = [stored(operation=Operation.READ, requests=4), stored(operation=Operation.READ)]
+    records = [queried(), queried(offered_tokens=0), *reads, stored(requests=3)]
+    summary = summary_of(records)
+    summary.merge(summary_of(records[:3]))
+
+    assert summary.hits == 2
+    assert summary.store_requests == {"read": 9, "put": 3}
+    assert summary.store_bytes == {"read": 240, "put": 80}
 
 
 def test_idle_polls_count_each_poll_and_keep_their_sum() -> None:

@@ -46,6 +46,7 @@ def show(console: Console, told: Explanation, *, trace_url: str) -> None:
     _tokens(console, told)
     _time(console, told)
     _moved(console, told)
+    _store(console, told)
     _held(console, told)
     _rules(console, told)
     console.print(Text(f"{'trace':{_LABEL}}", "bold").append(trace_url, ""), soft_wrap=True)
@@ -113,7 +114,7 @@ def _tokens(console: Console, told: Explanation) -> None:
             "by layer group " + ", ".join(f"{group}: {tokens:,}" for group, tokens in enumerate(story.group_tokens))
         )
     if stored:
-        _line(console, "store", "; ".join(stored))
+        _line(console, "stored", "; ".join(stored))
     if story.miss_reason is not None:
         bound = "" if story.bounding_layer_group is None else f"; layer group {story.bounding_layer_group} bounded it"
         _line(console, "miss", f"{story.miss_reason.value}: {MISSES[story.miss_reason][0]}{bound}")
@@ -170,6 +171,16 @@ def _moved(console: Console, told: Explanation) -> None:
             human_bytes(each.nbytes), duration(each.time_ns), each.source.value + failed,
         )  # fmt: skip
     console.print(table)
+
+
+def _store(console: Console, told: Explanation) -> None:
+    words = [
+        f"{stored.operations:,} {operation.value}s{f' ({stored.failures:,} failed)' if stored.failures else ''} with "
+        f"{stored.requests:,} requests, {human_bytes(stored.nbytes)} in {duration(stored.time_ns)}"
+        for operation, stored in told.stored().items()
+    ]
+    if words:
+        _line(console, "store", "; ".join(words))
 
 
 def _held(console: Console, told: Explanation) -> None:

@@ -34,7 +34,7 @@ _TITLES = {
     "callbacks": "Callbacks, mean of a call",
     "calls": "Calls per pass",
     "drops": "Blocks given up per pass",
-    "store": "Store operations per pass",
+    "store": "Store operations per pass, requests per hit",
 }
 
 

@@ -20,6 +20,7 @@ def store_span(context: Context, record: StoreOperation, trace: bytes, parent: b
         names.STORE_ENGINE: record.engine,
         names.STORE_OUTCOME: record.outcome.value,
         names.STORE_ATTEMPTS: record.attempts,
+        names.STORE_REQUESTS: record.requests,
         names.STORE_BREAKER: record.breaker,
         names.RANK: record.rank,
         names.BLOCKS: record.blocks,

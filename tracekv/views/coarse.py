@@ -186,7 +186,7 @@ def _take_others(segment: Segment, into: Into) -> None:
             if has_requests:
                 into.take(timeline.requests(record))
         for what, operations in stores.items():
-            view.stored(*what, len(operations))
+            view.stored(*what, operations)
             view.summary.records += len(operations)
             _draw(*lane_of_store(*what), _spans(operations), into, into.own_bar)
         rows: list[tuple[tuple[Lane, str], Sequence[Record]]] = [

@@ -73,8 +73,13 @@ def changes(a: Summary, b: Summary) -> list[Change]:
         *_shares("misses", "lookup", a.misses, b.misses, a.lookups, b.lookups),
         *_per("drops", "pass", a.drops, b.drops, a.steps, b.steps),
         *_per("store", "pass", a.store_outcomes, b.store_outcomes, a.steps, b.steps),
+        *_per("store", "hit", _asked(a), _asked(b), a.hits, b.hits),
     ]  # fmt: skip
     return sorted(found, key=lambda change: (-change.score, change.kind, change.name))
+
+
+def _asked(summary: Summary) -> dict[str, int]:
+    return {f"{name} requests": count for name, count in summary.store_requests.items()}
 
 
 def _rate(value: float, by: float) -> float | None:

@@ -43,7 +43,7 @@ from tracekv.views import ids, timing
 from tracekv.views.facts import hook_times
 from tracekv.views.runs import Clock, Run, Segment, clock_of
 from tracekv.views.sampling import Callers
-from tracekv.views.story import Moved, Story
+from tracekv.views.story import Moved, Stored, Story
 from tracekv.views.timing import Interval
 
 PARTS = ("queue", "lookup", "read", "verify", "copy", "stall", "hidden", "compute", "between", "held", "untold")
@@ -155,6 +155,14 @@ class Explanation(msgspec.Struct):
             if moved.source is not Source.PLANNED
         ]
         return sorted(found, key=lambda each: (each[1].direction is Direction.SAVE, each[1].layer_group, each[0] or 0))
+
+    def stored(self) -> dict[Operation, Stored]:
+        """What the store was asked for it by all ranks' processes; kinds of which there is any."""
+        found = {Operation.READ: Stored(), Operation.PUT: Stored()}
+        for each in self.ranks:
+            found[Operation.READ].merge(each.story.store_reads)
+            found[Operation.PUT].merge(each.story.store_puts)
+        return {operation: stored for operation, stored in found.items() if stored.operations}
 
     def last_rank(self, direction: Direction) -> tuple[int | None, int] | None:
         """Which rank named the request last in ``get_finished``, and how long after the first; None with fewer than two."""

@@ -318,6 +318,7 @@ class ProcessMetrics:
         self.totals.histogram(names.METRIC_STORE_OPERATION_DURATION, engine, operation).add(took)
         counts[names.METRIC_STORE_OPERATIONS, engine, operation, record.outcome._value_] += 1
         counts[names.METRIC_STORE_ATTEMPTS, engine, operation] += max(0, record.attempts)
+        counts[names.METRIC_STORE_REQUESTS, engine, operation] += max(0, record.requests)
         counts[names.METRIC_STORE_IO, engine, operation] += max(0, record.nbytes)
         self._breakers[engine] = record.breaker
 

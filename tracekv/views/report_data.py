@@ -246,6 +246,13 @@ class ReportData:
                 }
                 for rank, moved in told.moved()
             ],
+            "store": [
+                {
+                    "name": operation.value, "operations": stored.operations, "failures": stored.failures,
+                    "requests": stored.requests, "bytes": stored.nbytes, "ns": stored.time_ns,
+                }
+                for operation, stored in told.stored().items()
+            ],
             "errors": sorted({error for rank in told.ranks for error in rank.story.errors}),
             "bars": bars,
         }  # fmt: skip

@@ -71,21 +71,28 @@ class Moved(msgspec.Struct):
 
 
 class Stored(msgspec.Struct):
-    """Store operations of one kind for one request."""
+    """Store operations of one kind for one request; ``requests`` is what was asked of the server for them."""
 
     operations: int = 0
     failures: int = 0
     nbytes: int = 0
     time_ns: int = 0
+    requests: int = 0
 
     def add(self, record: StoreOperation) -> None:
         """Count one; a failed one moved nothing that counts."""
         self.operations += 1
+        self.requests += record.requests
         self.time_ns += max(0, record.ended_ns - record.started_ns)
         if record.outcome in (Outcome.OK, Outcome.EXISTS):
             self.nbytes += record.nbytes
         else:
             self.failures += 1
+
+    def merge(self, other: Stored) -> None:
+        """Add those of another process."""
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
 class Story(msgspec.Struct):

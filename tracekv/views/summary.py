@@ -83,6 +83,8 @@ class Summary(msgspec.Struct):
         callbacks: By ``scheduler.NAME`` and ``worker.NAME``.
         computed_tokens: Prompt tokens that were on the device when the connector was asked.
         honoured_tokens: Of the offers that the runtime told about; ``untold_allocations`` it didn't.
+        hits: Queries that were offered something.
+        store_requests: What was asked of the server by operation; ``store_bytes`` what moved.
         misses: Lookups by reason; ``bounding`` those that a layer group ended, by group.
         lost_records: Overwritten unread: the numbers are too small by what they held.
     """
@@ -102,6 +104,9 @@ class Summary(msgspec.Struct):
     bounding: dict[int, int] = {}
     drops: dict[str, int] = {}
     store_outcomes: dict[str, int] = {}
+    store_requests: dict[str, int] = {}
+    store_bytes: dict[str, int] = {}
+    hits: int = 0
     records: int = 0
     lost_records: int = 0
 
@@ -147,9 +152,9 @@ class Summary(msgspec.Struct):
 
 _COUNTS = (
     "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
-    "scheduled_tokens", "lookups", "records", "lost_records",
+    "scheduled_tokens", "lookups", "hits", "records", "lost_records",
 )  # fmt: skip
-_TALLIES = ("misses", "bounding", "drops", "store_outcomes")
+_TALLIES = ("misses", "bounding", "drops", "store_outcomes", "store_requests", "store_bytes")
 
 
 class SummaryView:
@@ -188,10 +193,12 @@ class SummaryView:
         callback.durations.add(record.ended_ns - record.started_ns)
         callback.errors += record.error is not None
 
-    def stored(self, operation: Operation, outcome: Outcome, count: int = 1) -> None:
-        """Take operations of a store of which nothing but their number is to be counted, and no records."""
-        outcomes, name = self.summary.store_outcomes, _outcome_name(operation, outcome)
-        outcomes[name] = outcomes.get(name, 0) + count
+    def stored(self, operation: Operation, outcome: Outcome, records: Sequence[StoreOperation]) -> None:
+        """Take operations of a store that were of one kind and ended alike, and no records."""
+        summary, name = self.summary, operation._value_
+        _count(summary.store_outcomes, _outcome_name(operation, outcome), len(records))
+        _count(summary.store_requests, name, sum([record.requests for record in records]))
+        _count(summary.store_bytes, name, sum([record.nbytes for record in records]))
 
     def _query(self, record: QueryCall) -> None:
         summary = self.summary
@@ -199,6 +206,7 @@ class SummaryView:
         summary.prompt_tokens += record.prompt_tokens or 0
         summary.computed_tokens += record.computed_tokens
         summary.offered_tokens += record.offered_tokens
+        summary.hits += record.offered_tokens > 0
 
     def _alloc(self, record: AllocCall) -> None:
         self.summary.honoured_tokens += record.honoured_tokens or 0
@@ -239,7 +247,7 @@ class SummaryView:
         drops[record.reason.value] = drops.get(record.reason.value, 0) + record.blocks
 
     def _store(self, record: StoreOperation) -> None:
-        self.stored(record.operation, record.outcome)
+        self.stored(record.operation, record.outcome, (record,))
 
     def _register(self, record: RegisterCall) -> None:
         for facts in record.groups:
@@ -313,8 +321,8 @@ def _outcome_name(operation: Operation, outcome: Outcome) -> str:
     return f"{operation.value}.{outcome.value}"
 
 
-def _count(tally: dict[str, int], key: str) -> None:
-    tally[key] = tally.get(key, 0) + 1
+def _count(tally: dict[str, int], key: str, count: int = 1) -> None:
+    tally[key] = tally.get(key, 0) + count
 
 
 def _find(group: GroupSummary, direction: Direction, like: Transfer | Moved) -> Moved:

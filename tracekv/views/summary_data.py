@@ -45,12 +45,16 @@ def summary_data(summary: Summary) -> Data:
         "bounding": _tally({str(group): count for group, count in summary.bounding.items()}, {}),
         "drops": _tally(summary.drops, words.get("drop_reason", {})),
         "store": _tally(summary.store_outcomes, {}),
+        "store_use": [
+            {"name": name, "requests": requests, "bytes": summary.store_bytes[name]}
+            for name, requests in sorted(summary.store_requests.items())
+        ],
     }  # fmt: skip
 
 
 _COUNTS = (
     "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
-    "scheduled_tokens", "lookups", "records", "lost_records",
+    "scheduled_tokens", "lookups", "hits", "records", "lost_records",
 )  # fmt: skip
 
 

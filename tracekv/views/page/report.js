@@ -224,6 +224,7 @@ function requestStory(row) {
     ["offered", `${plural(row.offered, "token")}, ${row.honoured === null ? "what was honoured isn't told" : `${count(row.honoured)} honoured`}`],
     ["loaded, saved", `${plural(told.loaded, "token")}, ${plural(told.saved, "token")}`],
     ["why not more", row.reason ? `${words(row.reason)}${told.bounding === null ? "" : `; bounded by layer group ${told.bounding}`}` : "–"],
+    ...(told.store.length ? [["store", told.store.map((each) => `${plural(each.operations, each.name)}${each.failures ? ` (${each.failures} failed)` : ""} with ${plural(each.requests, "request")}, ${bytes(each.bytes)} in ${duration(each.ns)}`).join("; ")]] : []),
     ...(told.errors.length ? [["failed", told.errors.join("; ")]] : []),
     ["trace", make("code", {}, told.trace_id)],
   ];
@@ -309,7 +310,17 @@ function stallSection() {
       make("div", {}, tally("Lookups that gave less than the prompt allows", summary.misses, summary.lookups ? "None: every lookup was a full hit." : "The connector tells of no lookups."),
         tally("Layer group that bounded a hit", summary.bounding, "None did.", (row) => `layer group ${row.name}`),
         summary.drops.length ? tally("Blocks given up", summary.drops, "") : null,
-        summary.store.length ? tally("Store operations", summary.store, "", (row) => make("code", {}, row.name)) : null)));
+        summary.store.length ? tally("Store operations", summary.store, "", (row) => make("code", {}, row.name)) : null,
+        summary.store_use.length ? storeUse(summary) : null)));
+}
+
+function storeUse({ store_use: use, hits }) {
+  const read = use.find((each) => each.name === "read");
+  const cost = read && hits ? make("p", { class: "small muted" }, `${count(hits)} queries were offered something: ${(read.requests / hits).toFixed(1)} requests and ${bytes(read.bytes / hits)} read for each.`) : null;
+  return make("div", {}, make("h3", {}, "What the store was asked"), table("What the store was asked", [
+    { title: "Operation", show: (row) => make("code", {}, row.name) },
+    { title: "Requests", number: true, show: (row) => count(row.requests) },
+    { title: "Bytes", number: true, show: (row) => bytes(row.bytes) }], use), cost);
 }
 
 // -- rules and settings ----------------------------------------------------------------------------------------------------
