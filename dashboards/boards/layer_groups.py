@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dashboards.board import Board
 from dashboards.panels import Panel, Query, Traces
-from dashboards.promql import now, rate, ratio
-from dashboards.units import SHARE, unit_of
+from dashboards.promql import rate, ratio
+from dashboards.shapes import at_present, per_second
+from dashboards.units import SHARE
 from tracekv.views import names
 
 _BY = ["layer_group_id", "direction"]
@@ -13,80 +14,80 @@ _LEGEND = "group {{tracekv_layer_group_id}} {{tracekv_direction}}"
 _GROUP = "group {{tracekv_layer_group_id}}"
 
 _MOVED = [
-    Panel(
-        title="Bandwidth",
+    per_second(
+        "Bandwidth",
+        names.METRIC_TRANSFER_IO,
+        _BY,
+        _LEGEND,
         question="Which layer group moves the bytes?",
         answer="By the source chosen above.",
-        queries=[Query(rate(names.METRIC_TRANSFER_IO, _BY, source="$source"), _LEGEND)],
-        unit=unit_of(names.METRIC_TRANSFER_IO, "a second"),
+        where={"source": "$source"},
         width=12,
         traces=Traces(
             '{ name =~ "load|save" && span.tracekv.layer_group.id = ${__field.labels.tracekv_layer_group_id} }', "load"
         ),
     ),
-    Panel(
-        title="Pages",
+    per_second(
+        "Pages",
+        names.METRIC_TRANSFER_PAGES,
+        _BY,
+        _LEGEND,
         question="How many pages is that?",
         answer="Pages in a second that hold KV. A group with a window should move far fewer than one with full attention.",
-        queries=[Query(rate(names.METRIC_TRANSFER_PAGES, _BY, source="$source"), _LEGEND)],
-        unit=unit_of(names.METRIC_TRANSFER_PAGES, "a second"),
+        where={"source": "$source"},
         width=12,
     ),
-    Panel(
-        title="Bytes by tier",
+    per_second(
+        "Bytes by tier",
+        names.METRIC_TRANSFER_IO,
+        [*_BY, "tier"],
+        f"{_LEGEND} {{{{tracekv_tier}}}}",
         question="Where does a group's KV come from and go to?",
         answer="As the connector reports it.",
-        queries=[
-            Query(
-                rate(names.METRIC_TRANSFER_IO, [*_BY, "tier"], source="reported"),
-                f"{_LEGEND} {{{{tracekv_tier}}}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_TRANSFER_IO, "a second"),
+        where={"source": "reported"},
         kind="stack",
         width=12,
         absent="nothing reported",
     ),
-    Panel(
-        title="Blocks without a page",
+    per_second(
+        "Blocks without a page",
+        names.METRIC_CALLBACK_ABSENT_PAGES,
+        ["layer_group_id"],
+        _GROUP,
         question="How much of a window group's blocks has left its window?",
         answer="Entries of -1 that callbacks were handed. They must be skipped: -1 is a valid index, of another request's page.",
-        queries=[Query(rate(names.METRIC_CALLBACK_ABSENT_PAGES, ["layer_group_id"]), _GROUP)],
-        unit=unit_of(names.METRIC_CALLBACK_ABSENT_PAGES, "a second"),
         width=12,
         absent="none seen",
     ),
 ]
 
 _WAITS = [
-    Panel(
-        title="Group that ended the hit",
+    per_second(
+        "Group that ended the hit",
+        names.METRIC_LOOKUP_BOUNDED,
+        ["layer_group_id"],
+        _GROUP,
         question="Does one group bound every hit?",
         answer="Lookups in a second whose stored prefix this group ended. One group far above the others: its saves are lost.",
-        queries=[Query(rate(names.METRIC_LOOKUP_BOUNDED, ["layer_group_id"]), _GROUP)],
-        unit=unit_of(names.METRIC_LOOKUP_BOUNDED, "a second"),
         absent="none seen",
         traces=Traces('{ name = "lookup" && span.tracekv.bounding_layer_group >= 0 }', "lookup"),
     ),
-    Panel(
-        title="Stalls",
+    per_second(
+        "Stalls",
+        names.METRIC_TRANSFER_STALL,
+        _BY,
+        _LEGEND,
         question="Which group makes the pass wait?",
         answer="Share of the time, as the connector reports it.",
-        queries=[Query(rate(names.METRIC_TRANSFER_STALL, _BY), _LEGEND)],
-        unit=unit_of(names.METRIC_TRANSFER_STALL, "a second"),
         traces=Traces('{ name =~ "load|save" && span.tracekv.time.stall_ns > 0 }', "load"),
     ),
-    Panel(
-        title="Time in the per-layer hooks",
+    per_second(
+        "Time in the per-layer hooks",
+        names.METRIC_LAYER_HOOK_TIME,
+        ["layer_group_id", "callback"],
+        f"{_GROUP} {{{{tracekv_callback}}}}",
         question="In which group's layers is the time spent?",
         answer="Measured inside `wait_for_layer_load` and `save_kv_layer`, as a share of the time.",
-        queries=[
-            Query(
-                rate(names.METRIC_LAYER_HOOK_TIME, ["layer_group_id", "callback"]),
-                f"{_GROUP} {{{{tracekv_callback}}}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_LAYER_HOOK_TIME, "a second"),
         absent="no hooks",
     ),
     Panel(
@@ -114,12 +115,14 @@ _WAITS = [
         most=1,
         absent="no hooks",
     ),
-    Panel(
-        title="Held pages",
+    at_present(
+        "Held pages",
+        names.METRIC_HELD_PAGES,
+        ["layer_group_id"],
+        _GROUP,
         question="Which group's pages are kept by finished requests?",
         answer="Pages, all ranks together.",
-        queries=[Query(now(names.METRIC_HELD_PAGES, ["layer_group_id"], "sum"), _GROUP)],
-        unit=unit_of(names.METRIC_HELD_PAGES),
+        how="sum",
         absent="no scheduler",
     ),
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dashboards.board import Board
 from dashboards.panels import Panel, Query, Traces
-from dashboards.promql import SHOWN, events, now, quantile, rate, ratio, series, zero_if_watched
+from dashboards.promql import SHOWN, events, now, rate, ratio, series, zero_if_watched
+from dashboards.shapes import at_present, per_second, percentiles
 from dashboards.units import SHARE, unit_of
 from tracekv.views import names
 
@@ -27,12 +28,13 @@ def breaker_state() -> str:
 
 
 _NOW = [
-    Panel(
-        title="Prompts",
+    per_second(
+        "Prompts",
+        names.METRIC_PROMPTS,
         question="Is there traffic at all?",
         answer="Prompts settled in a second, over the time shown.",
-        queries=[Query(rate(names.METRIC_PROMPTS, window=SHOWN), "prompts")],
-        unit=unit_of(names.METRIC_PROMPTS, "a second"),
+        legend="prompts",
+        window=SHOWN,
         kind="stat",
         width=4,
         height=4,
@@ -65,12 +67,12 @@ _NOW = [
         height=4,
         limits=(0.02, 0.1),
     ),
-    Panel(
-        title="Oldest held pages",
+    at_present(
+        "Oldest held pages",
+        names.METRIC_HELD_AGE,
         question="Is a finished request keeping device pages that nobody gives back?",
         answer="Age of the oldest. If it only grows, `get_finished` never returns that id: see *Held pages* of the requests.",
-        queries=[Query(now(names.METRIC_HELD_AGE), "oldest")],
-        unit=unit_of(names.METRIC_HELD_AGE),
+        legend="oldest",
         kind="stat",
         width=4,
         height=4,
@@ -118,13 +120,13 @@ _REUSE = [
         width=12,
         traces=Traces('{ name = "request" && span.tracekv.honoured_tokens > 0 }'),
     ),
-    Panel(
-        title="Why lookups missed",
+    per_second(
+        "Why lookups missed",
+        names.METRIC_LOOKUP_MISSES,
+        ["miss_reason"],
         question="What keeps the hit ratio down?",
         answer="Lookups in a second that offered less than the prompt allows, by reason; the words are in docs/telemetry.md. "
         "A miss is no error.",
-        queries=[Query(rate(names.METRIC_LOOKUP_MISSES, ["miss_reason"]), "{{tracekv_miss_reason}}")],
-        unit=unit_of(names.METRIC_LOOKUP_MISSES, "a second"),
         kind="stack",
         width=12,
         absent="none seen",
@@ -133,24 +135,23 @@ _REUSE = [
             tags={"tracekv.miss_reason": "${__field.labels.tracekv_miss_reason}"},
         ),
     ),
-    Panel(
-        title="Time to first token",
+    percentiles(
+        "Time to first token",
+        names.METRIC_PROMPT_DURATION,
+        (0.5, 0.99),
+        ["prompt_hit"],
         question="Are requests slow, and does a hit make them faster?",
         answer="From the first query to the end of the prompt, as the scheduler sees it: median and 99th percentile.",
-        queries=[
-            Query(quantile(q, names.METRIC_PROMPT_DURATION, ["prompt_hit"]), f"p{q * 100:g} {{{{tracekv_prompt_hit}}}}")
-            for q in (0.5, 0.99)
-        ],
-        unit=unit_of(names.METRIC_PROMPT_DURATION),
         width=12,
         traces=Traces('{ name = "request" } | select(span.tracekv.honoured_tokens)'),
     ),
-    Panel(
-        title="KV bandwidth",
+    per_second(
+        "KV bandwidth",
+        names.METRIC_TRANSFER_IO,
+        ["direction"],
         question="How many bytes move, and which way?",
         answer="From or to the device's pages, by the source chosen above.",
-        queries=[Query(rate(names.METRIC_TRANSFER_IO, ["direction"], source="$source"), "{{tracekv_direction}}")],
-        unit=unit_of(names.METRIC_TRANSFER_IO, "a second"),
+        where={"source": "$source"},
         width=12,
     ),
 ]
@@ -168,14 +169,13 @@ _TROUBLE = [
         width=12,
         absent="none",
     ),
-    Panel(
-        title="Bytes given up",
+    per_second(
+        "Bytes given up",
+        names.METRIC_DROP_IO,
+        ["direction", "reason"],
+        "{{tracekv_direction}}: {{tracekv_reason}}",
         question="What was not saved, and why?",
         answer="Bandwidth of dropped blocks by reason. They are computed again when they are asked for.",
-        queries=[
-            Query(rate(names.METRIC_DROP_IO, ["direction", "reason"]), "{{tracekv_direction}}: {{tracekv_reason}}")
-        ],
-        unit=unit_of(names.METRIC_DROP_IO, "a second"),
         kind="stack",
         width=12,
         absent="none seen",

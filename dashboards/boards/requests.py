@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dashboards.board import Board
 from dashboards.panels import Panel, Query, Traces
-from dashboards.promql import STEP, events, mean, now, quantile, rate, ratio, zero_if_watched
+from dashboards.promql import STEP, events, mean, quantile, rate, ratio, zero_if_watched
+from dashboards.shapes import at_present, per_second, percentiles
 from dashboards.units import SHARE, unit_of
 from tracekv.views import names
 
@@ -12,24 +13,22 @@ _SLOW = Traces('{ name = "request" && duration > 1s }')
 _WAIT = "worker.wait_for_layer_load"
 
 _LATENCY = [
-    Panel(
-        title="Time to first token",
+    percentiles(
+        "Time to first token",
+        names.METRIC_PROMPT_DURATION,
+        (0.5, 0.9, 0.99),
+        ["prompt_hit"],
         question="How slow are the slow ones, and is it hits or misses?",
         answer="From the first query until the prompt is settled, as the scheduler sees it.",
-        queries=[
-            Query(quantile(q, names.METRIC_PROMPT_DURATION, ["prompt_hit"]), f"p{q * 100:g} {{{{tracekv_prompt_hit}}}}")
-            for q in (0.5, 0.9, 0.99)
-        ],
-        unit=unit_of(names.METRIC_PROMPT_DURATION),
         width=12,
         traces=_SLOW,
     ),
-    Panel(
-        title="Waiting for pages",
+    percentiles(
+        "Waiting for pages",
+        names.METRIC_PROMPT_WAIT,
+        (0.5, 0.99),
         question="Are requests blocked before they start?",
         answer="From the first query until pages were allocated. If it grows the device's pages are full: look at held pages.",
-        queries=[Query(quantile(q, names.METRIC_PROMPT_WAIT), f"p{q * 100:g}") for q in (0.5, 0.99)],
-        unit=unit_of(names.METRIC_PROMPT_WAIT),
         width=6,
         traces=_SLOW,
     ),
@@ -45,17 +44,13 @@ _LATENCY = [
 ]
 
 _STALLS = [
-    Panel(
-        title="Forward pass stalled",
+    per_second(
+        "Forward pass stalled",
+        names.METRIC_TRANSFER_STALL,
+        ["direction", "rank"],
+        "{{tracekv_direction}} on rank {{tracekv_rank}}",
         question="Which rank waits for KV, and for loads or saves?",
         answer="Share of the time that forward passes waited, as the connector reports it.",
-        queries=[
-            Query(
-                rate(names.METRIC_TRANSFER_STALL, ["direction", "rank"]),
-                "{{tracekv_direction}} on rank {{tracekv_rank}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_TRANSFER_STALL, "a second"),
         limits=(0.02, 0.1),
         traces=Traces('{ name =~ "load|save" && span.tracekv.time.stall_ns > 0 }', "load"),
     ),
@@ -89,25 +84,22 @@ _STALLS = [
         unit=SHARE,
         most=1,
     ),
-    Panel(
-        title="Duration of a transfer",
+    percentiles(
+        "Duration of a transfer",
+        names.METRIC_TRANSFER_DURATION,
+        (0.99,),
+        ["direction", "tier"],
         question="Is a tier slow?",
         answer="99th percentile of reported transfers, by direction and tier.",
-        queries=[
-            Query(
-                quantile(0.99, names.METRIC_TRANSFER_DURATION, ["direction", "tier"]),
-                "p99 {{tracekv_direction}} {{tracekv_tier}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_TRANSFER_DURATION),
         traces=Traces('{ name = "${__field.labels.tracekv_direction}" && duration > 10ms }', "load"),
     ),
-    Panel(
-        title="Time in callbacks",
+    per_second(
+        "Time in callbacks",
+        names.METRIC_CALLBACK_DURATION,
+        ["callback"],
         question="Which callback takes the engine's time?",
         answer="Share of the time inside each callback, all ranks together.",
-        queries=[Query(rate(names.METRIC_CALLBACK_DURATION, ["callback"], suffix="_sum"), "{{tracekv_callback}}")],
-        unit=unit_of(names.METRIC_CALLBACK_DURATION, "a second"),
+        suffix="_sum",
         kind="stack",
         traces=Traces('{ span.tracekv.callback = "${__field.labels.tracekv_callback}" }'),
     ),
@@ -159,61 +151,53 @@ _PROMISED = [
 ]
 
 _KEPT = [
-    Panel(
-        title="In flight",
+    at_present(
+        "In flight",
+        names.METRIC_REQUEST_IN_FLIGHT,
+        ["direction", "rank"],
+        "{{tracekv_direction}} on rank {{tracekv_rank}}",
         question="How many requests wait for their load or save to end?",
         answer="Announced to `get_finished` and not returned by it yet.",
-        queries=[
-            Query(
-                now(names.METRIC_REQUEST_IN_FLIGHT, ["direction", "rank"], "sum"),
-                "{{tracekv_direction}} on rank {{tracekv_rank}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_REQUEST_IN_FLIGHT),
+        how="sum",
         absent="no worker",
     ),
-    Panel(
-        title="Oldest in flight",
+    at_present(
+        "Oldest in flight",
+        names.METRIC_REQUEST_IN_FLIGHT_AGE,
+        ["direction", "rank"],
+        "{{tracekv_direction}} on rank {{tracekv_rank}}",
         question="Is one of them forgotten?",
         answer="A line that grows by a second a second is a request that this rank never returns: `tracekv dump` names it.",
-        queries=[
-            Query(
-                now(names.METRIC_REQUEST_IN_FLIGHT_AGE, ["direction", "rank"]),
-                "{{tracekv_direction}} on rank {{tracekv_rank}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_REQUEST_IN_FLIGHT_AGE),
         absent="no worker",
         limits=(10, 60),
     ),
-    Panel(
-        title="Held pages",
+    at_present(
+        "Held pages",
+        names.METRIC_HELD_PAGES,
+        ["layer_group_id"],
+        "layer group {{tracekv_layer_group_id}}",
         question="How many device pages do finished requests keep?",
         answer="From `request_finished` answering True until every rank has returned the id.",
-        queries=[
-            Query(now(names.METRIC_HELD_PAGES, ["layer_group_id"], "sum"), "layer group {{tracekv_layer_group_id}}")
-        ],
-        unit=unit_of(names.METRIC_HELD_PAGES),
+        how="sum",
         kind="stack",
         absent="no scheduler",
     ),
-    Panel(
-        title="Rank skew",
+    percentiles(
+        "Rank skew",
+        names.METRIC_FINISHED_SKEW,
+        (0.5, 0.99),
+        ["direction"],
         question="Do ranks give requests back at different times?",
         answer="From the first rank's `get_finished` that returned a request to the last one's. Only with several ranks on a node.",
-        queries=[
-            Query(quantile(q, names.METRIC_FINISHED_SKEW, ["direction"]), f"p{q * 100:g} {{{{tracekv_direction}}}}")
-            for q in (0.5, 0.99)
-        ],
-        unit=unit_of(names.METRIC_FINISHED_SKEW),
         absent="one rank",
     ),
-    Panel(
-        title="Last rank",
+    per_second(
+        "Last rank",
+        names.METRIC_FINISHED_LAST,
+        ["rank"],
+        "rank {{tracekv_rank}}",
         question="Is it always the same rank that is last?",
         answer="Requests in a second of which this rank was the last to return them; even lines are fine.",
-        queries=[Query(rate(names.METRIC_FINISHED_LAST, ["rank"]), "rank {{tracekv_rank}}")],
-        unit=unit_of(names.METRIC_FINISHED_LAST, "a second"),
         absent="one rank",
     ),
     Panel(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dashboards.board import Board
 from dashboards.boards.overview import BREAKER, breaker_state
 from dashboards.panels import Panel, Query, Traces
-from dashboards.promql import now, quantile, rate, ratio, share
+from dashboards.promql import now, rate, ratio, share
+from dashboards.shapes import per_second, percentiles
 from dashboards.units import SHARE, unit_of
 from tracekv.views import names
 
@@ -56,26 +57,21 @@ _ANSWERS = [
         limits=(0.01, 0.1),
         traces=Traces('{ name =~ "store\\\\..+" && status = error }', "store.read", {"error": "true"}),
     ),
-    Panel(
-        title="Operations",
+    per_second(
+        "Operations",
+        names.METRIC_STORE_OPERATIONS,
+        [*_OPERATION, "store_outcome"],
         question="What is asked of the store, and how does it end?",
         answer="In a second, by outcome.",
-        queries=[
-            Query(
-                rate(names.METRIC_STORE_OPERATIONS, [*_OPERATION, "store_outcome"]),
-                f"{_LEGEND} {{{{tracekv_store_outcome}}}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_STORE_OPERATIONS, "a second"),
         kind="stack",
     ),
-    Panel(
-        title="Requests",
+    per_second(
+        "Requests",
+        names.METRIC_STORE_REQUESTS,
+        _OPERATION,
         question="What does the bill count?",
         answer="Asked of the server in a second, retries and the parts of large objects included. Over operations: how well blocks "
         "are put together into objects.",
-        queries=[Query(rate(names.METRIC_STORE_REQUESTS, _OPERATION), _LEGEND)],
-        unit=unit_of(names.METRIC_STORE_REQUESTS, "a second"),
         kind="stack",
     ),
     Panel(
@@ -95,12 +91,13 @@ _ANSWERS = [
 ]
 
 _SPEED = [
-    Panel(
-        title="Duration of an operation",
+    percentiles(
+        "Duration of an operation",
+        names.METRIC_STORE_OPERATION_DURATION,
+        (0.99,),
+        _OPERATION,
         question="Is the store slow?",
         answer="99th percentile of one logical operation, its attempts included.",
-        queries=[Query(quantile(0.99, names.METRIC_STORE_OPERATION_DURATION, _OPERATION), f"p99 {_LEGEND}")],
-        unit=unit_of(names.METRIC_STORE_OPERATION_DURATION),
         traces=Traces(_SPANS, "store.read"),
     ),
     Panel(
@@ -132,12 +129,12 @@ _SPEED = [
 ]
 
 _AHEAD = [
-    Panel(
-        title="Blocks read ahead",
+    per_second(
+        "Blocks read ahead",
+        names.METRIC_PREFETCH_BLOCKS,
+        ["prefetch_fate"],
         question="Is reading ahead of use worth it?",
         answer="Useful, late and wasted blocks in a second.",
-        queries=[Query(rate(names.METRIC_PREFETCH_BLOCKS, ["prefetch_fate"]), "{{tracekv_prefetch_fate}}")],
-        unit=unit_of(names.METRIC_PREFETCH_BLOCKS, "a second"),
         kind="stack",
         absent="none read ahead",
         width=6,
@@ -160,51 +157,42 @@ _AHEAD = [
         absent="none read ahead",
         width=6,
     ),
-    Panel(
-        title="Lead of useful blocks",
+    percentiles(
+        "Lead of useful blocks",
+        names.METRIC_PREFETCH_LEAD,
+        (0.5, 0.99),
         question="Are blocks staged just in time, or long before?",
         answer="From staged to first use. Seconds: the arena holds what nobody needs yet.",
-        queries=[Query(quantile(q, names.METRIC_PREFETCH_LEAD), f"p{q * 100:g}") for q in (0.5, 0.99)],
-        unit=unit_of(names.METRIC_PREFETCH_LEAD),
         absent="none read ahead",
         width=6,
     ),
-    Panel(
-        title="From commit to offer",
+    percentiles(
+        "From commit to offer",
+        names.METRIC_LOOKUP_COMMIT_TO_OFFER,
+        (0.5, 0.99),
         question="How soon is another engine's KV offered here?",
         answer="From its commit to its first offer here, by both wall clocks. More than a refresh of the index: hint prompts.",
-        queries=[Query(quantile(q, names.METRIC_LOOKUP_COMMIT_TO_OFFER), f"p{q * 100:g}") for q in (0.5, 0.99)],
-        unit=unit_of(names.METRIC_LOOKUP_COMMIT_TO_OFFER),
         absent="nothing of other engines",
         width=6,
     ),
-    Panel(
-        title="Blocks given up",
+    per_second(
+        "Blocks given up",
+        names.METRIC_DROP_BLOCKS,
+        ["direction", "reason"],
+        "{{tracekv_direction}}: {{tracekv_reason}}",
         question="What was not stored, and why?",
         answer="In a second, by reason. `queue_full`, `queue_slow`: saves come faster than the store takes them.",
-        queries=[
-            Query(rate(names.METRIC_DROP_BLOCKS, ["direction", "reason"]), "{{tracekv_direction}}: {{tracekv_reason}}")
-        ],
-        unit=unit_of(names.METRIC_DROP_BLOCKS, "a second"),
         kind="stack",
         absent="none seen",
         width=12,
     ),
-    Panel(
-        title="Misses for the store's sake",
+    per_second(
+        "Misses for the store's sake",
+        names.METRIC_LOOKUP_MISSES,
+        ["miss_reason"],
         question="Which misses would a better store have avoided?",
         answer="Lookups in a second that missed although the KV is stored, or because the store didn't answer.",
-        queries=[
-            Query(
-                rate(
-                    names.METRIC_LOOKUP_MISSES,
-                    ["miss_reason"],
-                    miss_reason="not_ready|not_staged|arena_full|corrupt|store_down|rank_missing|error",
-                ),
-                "{{tracekv_miss_reason}}",
-            )
-        ],
-        unit=unit_of(names.METRIC_LOOKUP_MISSES, "a second"),
+        where={"miss_reason": "not_ready|not_staged|arena_full|corrupt|store_down|rank_missing|error"},
         kind="stack",
         absent="none seen",
         width=12,

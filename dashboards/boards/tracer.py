@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dashboards.board import Board
 from dashboards.panels import Panel, Query, Traces
-from dashboards.promql import STEP, events, now, rate, ratio, zero_if_watched
+from dashboards.promql import STEP, events, rate, ratio, zero_if_watched
+from dashboards.shapes import at_present, per_second
 from dashboards.units import SHARE, unit_of
 from tracekv.views import names
 
@@ -12,12 +13,14 @@ _RANK = "rank {{tracekv_rank}}"
 _LOST, _READ = names.METRIC_TRACER_RECORDS_LOST, names.METRIC_TRACER_RECORDS_READ
 
 _COMPLETE = [
-    Panel(
-        title="Journals being read",
+    at_present(
+        "Journals being read",
+        names.METRIC_PROCESSES,
+        ["rank"],
+        _RANK,
         question="Is every rank seen?",
         answer="Processes by rank; -1 hasn't told its rank yet. A rank that isn't here writes no journal, or not in this folder.",
-        queries=[Query(now(names.METRIC_PROCESSES, ["rank"], "sum"), _RANK)],
-        unit=unit_of(names.METRIC_PROCESSES),
+        how="sum",
         kind="stat",
         width=6,
         height=6,
@@ -34,22 +37,23 @@ _COMPLETE = [
         absent="nothing written",
         limits=(0.0001, 0.01),
     ),
-    Panel(
-        title="Lag",
+    at_present(
+        "Lag",
+        names.METRIC_TRACER_LAG,
+        ["rank"],
+        _RANK,
         question="Is the agent behind?",
         answer="Age of the newest record read. It also grows while an engine does nothing.",
-        queries=[Query(now(names.METRIC_TRACER_LAG, ["rank"]), _RANK)],
-        unit=unit_of(names.METRIC_TRACER_LAG),
         width=6,
         height=6,
         absent="nothing read",
     ),
-    Panel(
-        title="Ranks with other settings",
+    at_present(
+        "Ranks with other settings",
+        names.METRIC_SETTINGS_DIFFERING,
         question="Do all ranks run with the same settings?",
         answer="Processes whose settings differ from the lowest rank's. `tracekv doctor` shows them as resolved.",
-        queries=[Query(now(names.METRIC_SETTINGS_DIFFERING), "differing")],
-        unit=unit_of(names.METRIC_SETTINGS_DIFFERING),
+        legend="differing",
         kind="stat",
         width=6,
         height=6,
@@ -59,45 +63,49 @@ _COMPLETE = [
 ]
 
 _WORK = [
-    Panel(
-        title="Records read",
+    per_second(
+        "Records read",
+        _READ,
+        ["rank"],
+        _RANK,
         question="How much is written?",
         answer="Records in a second.",
-        queries=[Query(rate(_READ, ["rank"]), _RANK)],
-        unit=unit_of(_READ, "a second"),
     ),
-    Panel(
-        title="Journal bandwidth",
+    per_second(
+        "Journal bandwidth",
+        names.METRIC_TRACER_WRITTEN,
+        ["rank"],
+        _RANK,
         question="How fast does a ring fill?",
         answer="Bytes written to journals in a second. The ring's size over it is the time that an agent may be away.",
-        queries=[Query(rate(names.METRIC_TRACER_WRITTEN, ["rank"]), _RANK)],
-        unit=unit_of(names.METRIC_TRACER_WRITTEN, "a second"),
     ),
-    Panel(
-        title="What tracing costs",
+    at_present(
+        "What tracing costs",
+        names.METRIC_TRACER_COST,
+        ["rank"],
+        _RANK,
         question="Is tracing in the engine's way?",
         answer="Share of the engine thread, as told when the budget guard last acted; no line before it has.",
-        queries=[Query(now(names.METRIC_TRACER_COST, ["rank"]), _RANK)],
-        unit=unit_of(names.METRIC_TRACER_COST),
         absent="guard never acted",
         limits=(0.03, 0.1),
     ),
-    Panel(
-        title="Counters only",
+    at_present(
+        "Counters only",
+        names.METRIC_TRACER_REDUCED,
+        ["rank"],
+        _RANK,
         question="Has the budget guard cut the records down?",
         answer="1: this rank keeps counters only, so that requests' stories have holes. TRACEKV_BUDGET_PCT is the limit.",
-        queries=[Query(now(names.METRIC_TRACER_REDUCED, ["rank"]), _RANK)],
-        unit=unit_of(names.METRIC_TRACER_REDUCED),
         kind="states",
         absent="nothing read",
         words={"0": ("all records", "green"), "1": ("counters only", "orange")},
     ),
-    Panel(
-        title="The agent's processor time",
+    per_second(
+        "The agent's processor time",
+        names.METRIC_TRACER_CPU,
         question="What does the agent cost?",
         answer="Share of one core. Absent where the agent is a thread of an engine.",
-        queries=[Query(rate(names.METRIC_TRACER_CPU), "agent")],
-        unit=unit_of(names.METRIC_TRACER_CPU, "a second"),
+        legend="agent",
         absent="no agent process",
     ),
     Panel(
