@@ -123,7 +123,9 @@ def trusting(monkeypatch):
 def configured(configure, monkeypatch):
     def for_way(url, way, **more):
         monkeypatch.setenv("TRACEKV_ENQUEUE_HOOK", "1" if way == "hinted" else "0")
-        settings = {"url": url, "role": "consumer", "read_deadline_ms": 400, **SETTINGS[way], **more}
+        settings = {
+            "url": url, "role": "consumer", "read_deadline_ms": 400, "write_deadline_ms": 20_000, **SETTINGS[way], **more,
+        }  # fmt: skip
         configure(**settings)
 
     return for_way
