@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
 from rich.console import Console
 from rich.table import Table
 
 from tracekv.views import names
+from tracekv.views.durations import Durations
 from tracekv.views.otlp import read_trace_file
 
 
@@ -137,7 +140,7 @@ def print_round(console: Console, outcome: Round) -> None:
         table.add_row(side)
         for name, count in outcome.callbacks.items():
             if name.startswith(f"{side}."):
-                times = _merge_times(saved["times"].get(name), loaded["times"].get(name))
+                times = _times([each["durations"].get(name) for each in (saved, loaded)])
                 method = name.removeprefix(f"{side}.")
                 table.add_row(f" {method}", str(count["calls"]), str(count["spans"]), *times)
     console.print(table)
@@ -178,13 +181,15 @@ def _table(title: str, first: str, *others: str) -> Table:
     return table
 
 
-def _merge_times(*parts: dict[str, float] | None) -> tuple[str, str, str]:
-    """Total of both processes; percentiles of the one with more calls."""
-    known = [part for part in parts if part]
-    if not known:
-        return ("-", "-", "-")
-    longest = max(known, key=lambda part: part["calls"])
-    return _time(sum(part["total_ns"] for part in known)), _time(longest["p50_ns"]), _time(longest["p99_ns"])
+def _times(parts: Sequence[dict[str, Any] | None]) -> tuple[str, str, str]:
+    """Total, median and 99th percentile of a callback's calls in both processes."""
+    merged = Durations()
+    for part in parts:
+        if part is not None:  # its names came as JSON
+            merged.merge(convert(part, Durations, strict=False))
+    if not merged.calls:
+        return "-", "-", "-"
+    return _time(merged.total_ns), _time(merged.p50_ns), _time(merged.p99_ns)
 
 
 def _time(ns: float) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tracekv.cli._explain_screen import human_bytes
 from tracekv.views.top import STORE_ROW, RateLine, Top
+from tracekv.views.verdict import duration
 
 #: Lines of the parts that may be long.
 _PROCESSES, _MOVES, _RATES = 8, 8, 8
@@ -56,7 +57,7 @@ def _seconds(seconds: float | None) -> str:
     if seconds is None:
         return ""
     if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
+        return duration(round(seconds * 1e9))
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
@@ -195,7 +196,13 @@ def _row_name(rate: RateLine) -> str:
 
 
 def _rest(top: Top) -> list[RenderableType]:
-    stalls = f"{_seconds(top.stall_s)} of late, {_seconds(top.stall_total_s)} in all, the longest {_seconds(top.longest_stall_s)}"
+    stalls = (
+        "none reported"
+        if not top.stall_total_s
+        else (
+            f"{_seconds(top.stall_s)} of late, {_seconds(top.stall_total_s)} in all, the longest {_seconds(top.longest_stall_s)}"
+        )
+    )
     held = (
         f"{top.held_pages:,} pages of {top.held_requests:,} requests, the oldest for {_seconds(top.oldest_held_s)}"
         if top.held_requests
@@ -213,8 +220,8 @@ def _rest(top: Top) -> list[RenderableType]:
     health = Text(f"{sum(each.records for each in top.processes):,} records, ")
     health.append(f"{lost:,} lost", "red" if lost else "")
     lags = [each.lag_s for each in top.processes if each.is_alive and each.lag_s is not None]
-    health.append(f", {human_bytes(sum(each.written_bytes for each in top.processes))} written, last one ")
-    health.append(f"{_seconds(min(lags))} ago" if lags else "of a process that is gone")
+    health.append(f", {human_bytes(sum(each.written_bytes for each in top.processes))} written")
+    health.append(f", last one {_seconds(min(lags))} ago" if lags else "")
     troubles = {
         "unknown records": top.undecodable,
         "instruments removed": top.faults,

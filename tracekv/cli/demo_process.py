@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import msgspec
+
 from tracekv.journal.vocabulary import Direction
 
 TOKENS_PER_BLOCK = 32
@@ -130,15 +132,7 @@ def _totals(summary: Any) -> dict[str, Any]:
             }
             for _, group in sorted(summary.layer_groups.items())
         ],
-        "times": {
-            name: {
-                "calls": callback.durations.calls,
-                "total_ns": callback.durations.total_ns,
-                "p50_ns": callback.durations.p50_ns,
-                "p99_ns": callback.durations.p99_ns,
-            }
-            for name, callback in summary.callbacks.items()
-        },
+        "durations": {name: msgspec.to_builtins(callback.durations) for name, callback in summary.callbacks.items()},
     }
 
 
