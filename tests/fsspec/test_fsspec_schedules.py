@@ -24,6 +24,7 @@ BASE = {
 WAITING = {**BASE, "TRACEKV_FSSPEC__OFFER_WAIT_MS": "10000"}
 PARKING = {**BASE, "TRACEKV_FSSPEC__OFFER": "async"}
 PARTIAL = {**PARKING, "TRACEKV_FSSPEC__PARTIAL_BLOCKS": "true"}
+WINDOW = {**WAITING, "TRACEKV_FSSPEC__WINDOW_LOOKUP": "window", "TRACEKV_FSSPEC__PARTIAL_BLOCKS": "true"}
 FULL = {**WAITING, "TRACEKV_FSSPEC__ARENA_BYTES": str(TINY)}
 
 
@@ -39,6 +40,7 @@ def schedules(environment, worker=Guarded, **more):
 TestWaiting = schedules(WAITING).TestCase
 TestParking = schedules(PARKING, options={"overlap": True}).TestCase
 TestWindows = schedules(WAITING, groups=2).TestCase
+TestWindowLookup = schedules(WINDOW, groups=2, options={"partial_reuse": True, "overlap": True}).TestCase
 TestPartialBlocks = schedules(PARTIAL, options={"partial_reuse": True}).TestCase
 TestFullArena = schedules(FULL, options={"overlap": True}).TestCase
 

@@ -66,6 +66,11 @@ class Schedules(RuleBasedStateMachine):
                 return False
         return False
 
+    @property
+    def _asks(self) -> list[Ask]:
+        """Every prompt so far, the latest first."""
+        return [move.ask for move in reversed(self._moves) if isinstance(move, Submit)]
+
     def _do(self, move: Move) -> None:
         if not self._is_alive:
             return
@@ -107,6 +112,16 @@ class Schedules(RuleBasedStateMachine):
         if len(self._engines.unfinished) < _MOST_REQUESTS:
             self._do(Submit(Ask(pieces=((text, max(1, blocks * self.block + rest)),), new=new, salt=salt)))
 
+    @precondition(lambda self: self._asks)
+    @rule(which=strategies.integers(0, 7), is_elsewhere=strategies.booleans())
+    def an_earlier_request(self, which: int, is_elsewhere: bool) -> None:
+        """Queue a prompt that was queued before, as a new engine's first one where ``is_elsewhere``: what is stored is asked for."""
+        asks = self._asks
+        if is_elsewhere:
+            self.a_new_engine()
+        if len(self._engines.unfinished) < _MOST_REQUESTS:
+            self._do(Submit(asks[which % len(asks)]))
+
     @rule(passes=strategies.integers(1, 3))
     def passes(self, passes: int) -> None:
         """Run some, idle ones too."""
@@ -134,7 +149,7 @@ class Schedules(RuleBasedStateMachine):
         if running:
             self._do(Destroy(running[which % len(running)], forget))
 
-    @precondition(lambda self: any(isinstance(move, Submit) for move in self._moves))
+    @precondition(lambda self: self._asks)
     @rule()
     def a_new_engine(self) -> None:
         """Finish, and go on with an empty device."""
