@@ -33,14 +33,37 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def schedules(environment, worker=Guarded, **more):
-    return random_schedules(Scheduler, worker, environment=environment, patience_s=20.0, **{"max_examples": 6, **more})
+class LeavesBeginningsOut(Scheduler):
+    """Stores no sliding group's first block, as if the device had kept it: only window lookups can serve what is stored."""
+
+    def wait_for_initialization(self):
+        super().wait_for_initialization()
+        windows = {group.layer_group_id: group.window_size for group in self._engine.layout.groups}
+        saves = self._planner._saves
+        pages = saves._pages
+
+        def without_the_first(request, block, position):
+            found = pages(request, block, position)
+            return {shard: page for shard, page in found.items() if block.ordinal or not windows[shard.layer_group]}
+
+        saves._pages = without_the_first
+
+
+def schedules(environment, worker=Guarded, scheduler=Scheduler, **more):
+    return random_schedules(scheduler, worker, environment=environment, patience_s=20.0, **{"max_examples": 6, **more})
 
 
 TestWaiting = schedules(WAITING).TestCase
 TestParking = schedules(PARKING, options={"overlap": True}).TestCase
 TestWindows = schedules(WAITING, groups=2).TestCase
-TestWindowLookup = schedules(WINDOW, groups=2, options={"partial_reuse": True, "overlap": True}).TestCase
+TestWindowLookup = schedules(
+    WINDOW,
+    scheduler=LeavesBeginningsOut,
+    groups=2,
+    tokens_per_block=32,  # two blocks to a window
+    options={"partial_reuse": True, "chunk_tokens": 256},
+    max_examples=12,
+).TestCase
 TestPartialBlocks = schedules(PARTIAL, options={"partial_reuse": True}).TestCase
 TestFullArena = schedules(FULL, options={"overlap": True}).TestCase
 
