@@ -194,6 +194,7 @@ function requestSection() {
     { title: "Stall", number: true, wide: true, value: (r) => r.stall_ns, show: (r) => duration(r.stall_ns) },
     { title: "Waited for KV", number: true, value: (r) => r.kv_ns, show: (r) => duration(r.kv_ns) },
   ], rows, { sortable: true, mark: (line, row) => line.classList.toggle("chosen", row.key === chosenKey) });
+  requestTable.classList.toggle("tall", rows.length > 20);
   return section("requests", "Requests", least, make("p", { class: "small muted" }, "Choose one for its waterfall and where its time went."), requestTable, story);
 }
 
@@ -316,7 +317,7 @@ function stallSection() {
 
 function storeUse({ store_use: use, hits }) {
   const read = use.find((each) => each.name === "read");
-  const cost = read && hits ? make("p", { class: "small muted" }, `${count(hits)} queries were offered something: ${(read.requests / hits).toFixed(1)} requests and ${bytes(read.bytes / hits)} read for each.`) : null;
+  const cost = read && hits ? make("p", { class: "small muted" }, `${bytes(read.bytes / hits)} with ${(read.requests / hits).toFixed(1)} requests were read for each query that was offered something.`) : null;
   return make("div", {}, make("h3", {}, "What the store was asked"), table("What the store was asked", [
     { title: "Operation", show: (row) => make("code", {}, row.name) },
     { title: "Requests", number: true, show: (row) => count(row.requests) },

@@ -196,7 +196,8 @@ class Timeline {
 
   *ticks() {
     const step = Math.max(1, this.step());
-    for (let at = Math.ceil(this.begin / step) * step; at <= this.end; at += step) yield at;
+    // Adding 0 makes a 0 of a -0, which would be shown with its sign.
+    for (let at = Math.ceil(this.begin / step) * step + 0; at <= this.end; at += step) yield at;
   }
 
   grid(context, tint) {
