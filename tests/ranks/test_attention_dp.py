@@ -184,6 +184,122 @@ def test_a_batch_that_parking_emptied_is_padded_and_not_reported_again():
     assert first_pass[-1] == "wait_for_save"
 
 
+# -- the loop inside a pass: contract.md section 1.6, "poll get_finished in a 1 ms sleep loop" ---------------------------
+
+#: Rank 0's prompt takes all of its pages, so that nothing is left to pad a pass with.
+NO_PAGE_LEFT = {"num_blocks": 4, "tokens_per_block": 32}
+
+
+class InThirdPoll(Letting):
+    """Returns the ids of its loads in the third poll, the one that gave them included."""
+
+    polls = 0
+
+    def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
+        self.polls = 1 if started_loading_req_ids else self.polls + 1
+        self.lets = self.polls == 3
+        return super().get_finished(finished_gen_req_ids, started_loading_req_ids)
+
+
+def test_a_rank_that_cannot_pad_polls_inside_the_pass_until_a_load_is_done():
+    def work(executor, rank):
+        request = executor.submit([tokens(100), tokens(40, seed=6)][rank], 2)
+        executor.step()
+        first = executor.passes, list(request.output_tokens)
+        executor.run()
+        return first, request.output_tokens, request.passes
+
+    answers = ({"get_num_new_matched_tokens": [(32, True)]}, {})
+    (parked, other), (recorder, peer) = on_both(work, answers, mixin=InThirdPoll, **NO_PAGE_LEFT)
+    # One pass, in which both have computed: the peer has waited, and nobody has padded.
+    assert (parked[0][0], other[0][0]) == (1, 1)
+    assert (len(parked[0][1]), len(other[0][1])) == (1, 1)
+    assert parked[2] == [(32, 68), (100, 1)][: len(parked[2])]
+    calls = [call["m"] for call in recorder.calls]
+    first_pass = calls[: calls.index("wait_for_save") + 1]
+    started = [at for at, name in enumerate(first_pass) if name == "start_load_kv"]
+    assert len(started) == 2
+    between = first_pass[started[0] + 1 : started[1]]
+    assert between == ["get_finished"] * 3 + ["build_connector_meta", "bind_connector_meta"]
+    assert first_pass.count("update_state_after_alloc_by_layer_group") == 1
+    assert first_pass.count("get_num_new_matched_tokens") == 1
+    outputs = [call["args"][0] for call in recorder.of("build_connector_meta")]
+    assert outputs[0]["new_requests"] == []
+    (report,) = outputs[1]["new_requests"]
+    assert (report["computed_position"], report["num_scheduled_tokens"]) == (32, 68)
+    assert "get_finished" not in [call["m"] for call in peer.calls][: first_pass.index("get_finished")]
+
+
+def test_a_rank_that_can_pad_does_not_poll_inside_the_pass():
+    def work(executor, rank):
+        executor.submit([tokens(100), tokens(40, seed=6)][rank], 2)
+        executor.run()
+
+    _, (recorder, _) = on_both(work, PARKS_ON_RANK_0, mixin=InThirdPoll)
+    calls = [call["m"] for call in recorder.calls]
+    assert "get_finished" not in calls[: calls.index("wait_for_save")]
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({}, "Timed out"),
+        ({"get_finished": [([], []), OSError("the store is gone")]}, "the store is gone"),
+        ({"start_load_kv": [OSError("the store is gone")]}, "the store is gone"),
+    ],
+    ids=["a load that never ends", "a poll that raises", "a start that raises"],
+)
+def test_what_goes_wrong_in_it_ends_every_rank(answers, told):
+    def work(executor, rank):
+        executor.submit([tokens(100), tokens(40, seed=6)][rank], 2)
+        with pytest.raises(RuntimeError, match="KV connector failed") as failure:
+            executor.run()
+        return str(failure.value)
+
+    answers = {"get_num_new_matched_tokens": [(32, True)], **answers}
+    failures, _ = on_both(work, (answers, {}), load_timeout_s=0.05, **NO_PAGE_LEFT)
+    assert failures[0] == failures[1]
+    assert told in failures[0]
+
+
+class InSixthPoll(Letting):
+    """Returns every id that it was given in the sixth poll and after."""
+
+    polls = 0
+
+    def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
+        self.polls += 1
+        self.lets = self.polls >= 6
+        _, loaded = super().get_finished(finished_gen_req_ids, started_loading_req_ids)
+        self.saving = [*getattr(self, "saving", []), *finished_gen_req_ids]
+        saved, self.saving = (self.saving, []) if self.lets else ([], self.saving)
+        return saved, loaded
+
+
+def test_ranks_with_work_only_poll_while_one_can_neither_compute_nor_pad():
+    """Its one request is being saved, the other is parked, and they have all of its pages: no rank runs without it."""
+
+    def work(executor, rank):
+        lengths = [[(20, 1), (70, 2)], [(40, 8)]][rank]
+        requests = [executor.submit(tokens(length, seed=length), new) for length, new in lengths]
+        executor.run()
+        return [len(request.output_tokens) for request in requests], executor.passes
+
+    answers = {
+        "get_num_new_matched_tokens": [(0, False), (32, True)],
+        "request_finished_by_layer_group": [True],
+    }
+    (first, second), recorders = on_both(work, (answers, {}), mixin=InSixthPoll, **NO_PAGE_LEFT)
+    assert (first[0], second[0]) == ([1, 2], [8])
+    assert first[1] == second[1]
+    for recorder in recorders:
+        calls = [call["m"] for call in recorder.calls]
+        # The first pass's poll, then five of passes that nobody runs, then what the next pass begins with.
+        polls = calls.index("get_finished")
+        assert calls[polls : polls + 6] == ["get_finished"] * 6
+        assert calls[polls + 6] == "build_connector_meta"
+
+
 def test_a_cancelled_request_waits_for_its_load():
     def work(executor, rank):
         request = executor.submit(tokens(100), [2, 12][rank])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from tracekv.harness.cache import PagedCache
 from tracekv.harness.cache_v1 import CacheV1
 from tracekv.harness.cache_v2 import CacheV2
 from tracekv.harness.collectives import Collectives, OneRank
+from tracekv.harness.data_parallel import DataParallelPass
 from tracekv.harness.ending import Requests
 from tracekv.harness.forward import ForwardStep, Launched
 from tracekv.harness.host_loop import HostLoop
@@ -56,6 +58,8 @@ class Executor:
         graph_replay: Passes that only generate call no per-layer hook, as replayed CUDA graphs don't.
         attention_dp: Attention data parallelism: every rank has a scheduler and requests of its own, and runs a forward
             whenever any rank does.
+        load_timeout_s: Longest wait for a load within a pass, which attention data parallelism alone knows
+            (:mod:`tracekv.harness.data_parallel`).
         version: What versions of the runtime differ in.
 
     Attributes:
@@ -92,6 +96,7 @@ class Executor:
         grow_limit: int | None = None,
         graph_replay: bool = False,
         attention_dp: bool = False,
+        load_timeout_s: float = 60.0,
         version: RuntimeVersion | None = None,
     ) -> None:
         if (scheduler_class is None) != (worker_class is None):
@@ -152,6 +157,9 @@ class Executor:
             tells_of_resets=version.tells_of_cancelled_loads,
         )
         self._host = HostLoop(self._requests, overlap=overlap)
+        self._ranks_agree: DataParallelPass | None = None
+        if attention_dp:
+            self._ranks_agree = DataParallelPass(self._ranks, self.cache, self._requests, load_timeout_s=load_timeout_s)
         self._next_id = 1 + self._ranks.rank if attention_dp else 1
         self._forward.warm_up()
         if self._manager is not None:
@@ -323,7 +331,7 @@ class Executor:
             RuntimeError: It gave up.
         """
         idle = 0
-        while self._anyone(self.has_work):
+        while self._ranks_agree.anyone(self.has_work) if self._ranks_agree else self.has_work:
             idle = 0 if self.step() else idle + 1
             if max_idle_passes is not None and idle > max_idle_passes and self.has_work:
                 raise RuntimeError(
@@ -337,8 +345,8 @@ class Executor:
         requests = self._requests
         requests.begin_pass()
         batch = self._scheduler.schedule(requests.active)
-        scheduled = self._anyone(bool(batch))
-        if not scheduled and not self._is_waiting():
+        scheduled = self._may_run(batch)
+        if not batch and not scheduled and not self._is_waiting():
             raise RuntimeError("tracekv: no request can be scheduled and no transfer is under way; raise num_blocks")
         launched = None
         if scheduled:
@@ -369,11 +377,16 @@ class Executor:
         manager = self._manager
         self.cache.prepare_resources(batch, manager)
         if manager is not None:
-            manager.build_scheduler_output(batch, self.cache)
-            manager.handle_metadata()
+            report = functools.partial(manager.report, batch, self.cache)
+            load = functools.partial(manager.call, "worker", "start_load_kv", self._streams.current)
+            report()
+            prepared = batch.context
             manager.take_scheduled_requests_pending_load(batch)
             manager.handle_metadata()
-            manager.call("worker", "start_load_kv", self._streams.current)
+            if self._ranks_agree is None:
+                load()
+            else:
+                self._ranks_agree.start(batch, prepared, load, report)
         if not batch and not self._attention_dp:
             return None
         try:
@@ -384,6 +397,7 @@ class Executor:
             self._requests.fail(error)
             return None
 
-    def _anyone(self, has: bool) -> bool:
-        """Under attention data parallelism, whether any rank has it: no rank runs a forward without the others."""
-        return any(self._ranks.allgather(has)) if self._attention_dp else has
+    def _may_run(self, batch: Batch) -> bool:
+        if self._ranks_agree is None:
+            return bool(batch)
+        return self._ranks_agree.may_run(batch, waits=self._host.is_behind or self._requests.wait_for_transfers)

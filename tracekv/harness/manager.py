@@ -213,6 +213,11 @@ class KvCacheConnectorManager:
             self._output.attention_dp_rank = self._ranks.rank
         self.external_loads = {}
 
+    def report(self, batch: Batch, cache: PageLists) -> None:
+        """Put together what a batch is, and hand it over at once."""
+        self.build_scheduler_output(batch, cache)
+        self.handle_metadata()
+
     def set_scheduler_output(self, output: SchedulerOutput) -> None:
         """Hand over an output that was built elsewhere."""
         self._output = output
