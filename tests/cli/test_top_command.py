@@ -188,6 +188,19 @@ def test_a_live_process_is_followed_and_a_new_one_appears(tmp_path):
     second.close()
 
 
+def test_a_file_that_appears_and_cannot_be_read_is_named_once(tmp_path):
+    write_journals(tmp_path, loading().records)
+    following = follow(tmp_path)
+    assert following.top().notes == []
+    bad = tmp_path / "later.tkvring"
+    bad.write_bytes(b"no ring\n" * 16384)
+    for _ in range(2):
+        following.refresh()
+    (note,) = following.top().notes
+    following.close()
+    assert f"{bad} is no journal" in note
+
+
 def test_held_pages_and_broken_rules_are_shown(tmp_path):
     tape = Tape()
     tape.prefill(1, 100, [[1, 2, 3, 4]])

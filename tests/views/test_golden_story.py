@@ -6,7 +6,6 @@ from tests.views.sample_run import EPOCH, spans_of, the_run
 from tracekv.views import ids
 from tracekv.views.model import Attributes
 from tracekv.views.spans import SpanView
-from tracekv.views.waterfall import waterfall
 
 TWO_GROUPS: Attributes = {"tracekv.layer_group.ids": [0, 1], "tracekv.layer_group.window": [0, 64]}
 CALL: Attributes = {"tracekv.rank": 0, "tracekv.request.id": "7"}
@@ -98,4 +97,3 @@ def test_the_golden_story_of_one_request() -> None:
         "tracekv.direction": "save", "tracekv.reason": "queue_full", "tracekv.blocks": 3, "tracekv.bytes": 300,
         "tracekv.layer_group.id": 0,
     }  # fmt: skip
-    assert len(waterfall(told).splitlines()) == len(STORY)

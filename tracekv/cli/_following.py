@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tracekv.journal.directory import journal_files
-from tracekv.journal.layout import JournalFormatError
+from tracekv.journal.layout import JournalFormatError, JournalNotReady
+from tracekv.journal.opening import why_left_out
 from tracekv.journal.process import boot_id
 from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import ConnectorWrapped, ProcessStarted, RegisterCall, RunJoined
@@ -170,7 +171,13 @@ class Following:
     def _add(self, file: Path) -> None:
         try:
             found = scan([file])
-        except (JournalFormatError, OSError):  # in the making, or gone: the next look tells
+        except (JournalNotReady, FileNotFoundError):  # in the making, or gone: the next look tells
+            return
+        except (JournalFormatError, OSError) as error:
+            self._refused.add(file)
+            reason = why_left_out(file, error)
+            if reason not in self.notes:
+                self.notes.append(reason)
             return
         self._scans.append(found)
         self._known.add(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -75,7 +75,7 @@ def explain(
                 chosen = teller.missed(runs, missed_count or 1)
             if as_json:
                 told = [teller.data(each) for each in chosen]
-                answer: Any = told[0] if request is not None else {"requests": told}
+                answer: object = told[0] if request is not None else {"requests": told}
                 sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             elif request is not None or in_full:
                 for each in chosen:

@@ -25,7 +25,7 @@ from tracekv.views.report_data import ReportData
 from tracekv.views.runs import Run
 
 #: Files of the page, in their order.
-SCRIPTS = ("ui.js", "timeline.js", "report.js")
+SCRIPTS = ("ui.js", "timeline.js", "pointing.js", "report.js")
 #: Findings that are shown, and records that prove each.
 _MOST_FINDINGS, _MOST_EVIDENCE = 200, 3
 

@@ -325,6 +325,6 @@ def _ago(seconds: float) -> str:
     return f"{passed:.0f} s"
 
 
-def _print_json(facts: Any) -> None:
+def _print_json(facts: object) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
     sys.stdout.buffer.flush()

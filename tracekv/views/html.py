@@ -11,7 +11,6 @@ import hashlib
 import html
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ _FILES = resources.files("tracekv.views") / "page"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-def page(title: str, scripts: Sequence[str], data: Any) -> bytes:
+def page(title: str, scripts: Sequence[str], data: object) -> bytes:
     """The whole file.
 
     Args:

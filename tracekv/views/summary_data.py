@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -58,7 +58,7 @@ _COUNTS = (
 )  # fmt: skip
 
 
-def _tally(counts: dict[str, int], words: Any) -> list[Data]:
+def _tally(counts: dict[str, int], words: Mapping[str, str]) -> list[Data]:
     found = sorted(counts.items(), key=lambda pair: -pair[1])
     return [{"name": name, "count": count, "meaning": words.get(name, "")} for name, count in found]
 

@@ -100,7 +100,7 @@ function timelineSection() {
   const detail = make("div", { class: "detail", "aria-live": "polite" });
   const hint = make("p", { class: "small muted" }, "Click a bar for its facts. Drag to move, Ctrl and wheel or pinch to zoom; or give it the focus: arrows, + and −, 0, n and p.");
   const show = (found) => detail.replaceChildren(found ? barDetail(found) : hint);
-  view = new Timeline(picture, { onselect: show, describe });
+  view = new PointedTimeline(picture, { onselect: show, describe });
   show(null);
   const span = make("span", { class: "small muted number", id: "span" });
   view.onlook = (begin, end) => (span.textContent = `${duration(end - begin)} in sight, from ${duration(Math.max(0, begin))}`);
