@@ -143,7 +143,10 @@ if __name__ == "__main__":
     ranks = Ranks(2)
     ranks.run(job())
     threading.Thread(target=ranks.run, args=(job(worker="NeverComesBack"),), daemon=True).start()
+    deadline = time.monotonic() + 60
     while not ranks._whereabouts[0]:  # until rank 0 waits for rank 1
+        if time.monotonic() > deadline:
+            sys.exit("rank 0 does not wait for rank 1")
         time.sleep(0.01)
     print(*ranks.pids, flush=True)
     os.kill(os.getpid(), 9)
