@@ -11,11 +11,20 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from tracekv.journal.vocabulary import Direction
+
+if TYPE_CHECKING:  # imported where it is used: the model comes first, and its settings are the environment's
+    import torch
+
+    from tracekv.harness.executor import Executor
+    from tracekv.harness.requests import Request
+    from tracekv.journal.current import Journal
+    from tracekv.journal.records import Record
+    from tracekv.views.summary import Summary, SummaryView
 
 TOKENS_PER_BLOCK = 32
 CHUNK_TOKENS = 512
@@ -48,7 +57,7 @@ class _Job:
         config = self.model.config.get_text_config()
         return "sliding_attention" in (getattr(config, "layer_types", None) or ())
 
-    def executor(self, *connector: type) -> Any:
+    def executor(self, *connector: type) -> Executor:
         from tracekv.harness.executor import Executor
 
         blocks = 2 * -(-(len(self.prompt) + NEW_TOKENS) // TOKENS_PER_BLOCK) + 4
@@ -61,7 +70,7 @@ class _Job:
             chunk_tokens=CHUNK_TOKENS,
         )
 
-    def run(self, executor: Any) -> Any:
+    def run(self, executor: Executor) -> Request:
         request = executor.submit(self.prompt, NEW_TOKENS, cache_salt=self.salt)
         executor.run()
         if request.error is not None:
@@ -95,13 +104,15 @@ class _Job:
         }
 
 
-def _records(journal: Any, view: Any) -> Iterator[Any]:
+def _records(journal: Journal | None, view: SummaryView) -> Iterator[Record]:
     """Everything that this process's journal holds."""
     from tracekv.journal.opening import open_journal
+    from tracekv.journal.ring import RingJournal
 
-    if journal is None:
+    path = journal.path if isinstance(journal, RingJournal) else None
+    if path is None:
         raise RuntimeError("tracekv: no journal was written, so there is nothing to show; see the warning above")
-    reader = open_journal(journal.path, patience_ns=0)
+    reader = open_journal(path, patience_ns=0)
     cursor = 0
     while True:
         records, cursor, lost = reader.read(cursor)
@@ -111,7 +122,7 @@ def _records(journal: Any, view: Any) -> Iterator[Any]:
         yield from records
 
 
-def _totals(summary: Any) -> dict[str, Any]:
+def _totals(summary: Summary) -> dict[str, Any]:
     """What the records of this process add up to."""
     return {
         "offered_tokens": summary.offered_tokens,
@@ -141,6 +152,14 @@ def _save(job: _Job) -> dict[str, Any]:
     return told
 
 
+def _first_logits(request: Request) -> torch.Tensor:
+    if request.first_logits is None:
+        raise RuntimeError(
+            f"tracekv: request {request.request_id} ended without a token, so there is nothing to compare"
+        )
+    return request.first_logits
+
+
 def _load(job: _Job) -> dict[str, Any]:
     import torch
 
@@ -149,13 +168,13 @@ def _load(job: _Job) -> dict[str, Any]:
     bare = job.executor()
     cold = job.run(bare)
     reused = job.run(bare)
-    logits = request.first_logits
+    logits, again, anew = _first_logits(request), _first_logits(reused), _first_logits(cold)
     return {
         **told,
         "cold_tokens": cold.output_tokens,
-        "bit_equal_to_reuse": torch.equal(logits, reused.first_logits),
-        "reuse_logit_diff": float((logits - reused.first_logits).abs().max()),
-        "max_logit_diff": float((logits - cold.first_logits).abs().max()),
+        "bit_equal_to_reuse": torch.equal(logits, again),
+        "reuse_logit_diff": float((logits - again).abs().max()),
+        "max_logit_diff": float((logits - anew).abs().max()),
         "device_tokens": request.device_tokens,
         "honoured_tokens": request.honoured_tokens,
         "ttft_cold_s": cold.ttft_s,
