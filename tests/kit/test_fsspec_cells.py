@@ -55,6 +55,14 @@ PARKED = (
 )
 
 
+@pytest.mark.parametrize("cache", ["v2", "v2-groups2"])
+def test_ranks_that_poll_inside_a_pass_are_clean(parking, cache):
+    """contract.md section 1.6, the ADP branch: parking has left neither a batch nor a page to pad one."""
+    (cell,) = matrix(16, f"{cache}/ranks2/attention-dp-parked")
+    result = parking.run(cell)
+    assert (result.verdict, result.faults) == (Verdict.OK, [])
+
+
 @pytest.mark.parametrize("story", PARKED)
 @pytest.mark.parametrize("cache", ["v1", "v2", "v2-groups2"])
 def test_a_cell_with_parked_loads_is_clean(parking, cache, story):

@@ -55,9 +55,13 @@ class Worker(correct.Follower):
 class ParkingScheduler(_LeavesAlone, correct.ParkingLeader):
     """Has requests parked while they are loaded."""
 
+    supports_attention_dp = True
+
 
 class ParkingWorker(correct.ParkingFollower):
     """Loads between passes."""
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)

@@ -169,6 +169,11 @@ class _Stories:
             serve(ask((1, 4, 2), serving="some"), ask((2, 3, 1), serving="some"), ask((3, 2, 5), new=6)), serve(ask((1, 4, 2))),
             mode="v2", options={"attention_dp": True}, reached=SERVED,
         )  # fmt: skip
+        yield _Story(
+            "attention-dp-parked", "each rank's prompt takes all of its pages: while it is loaded there is none to pad a pass with",
+            serve(ask((1, 4, 2)), ask((2, 4, 3))), new, serve(ask((1, 4, 2)), ask((2, 4, 3))),
+            mode="v2", options={"attention_dp": True, "num_blocks": 5}, reached=frozenset({"parked"}),
+        )  # fmt: skip
         for loop in ("", "overlap-"):
             options = {"overlap": True} if loop else {}
             yield from self.ends(loop, options)
