@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter_ns
 
 import tracekv
-from tracekv.journal.vocabulary import Direction, DropReason, Operation
+from tracekv.journal.vocabulary import Direction, DropReason, Operation, Outcome
 from tracekv_fsspec.arena import Arena, Slot
 from tracekv_fsspec.backlog import Backlog
 from tracekv_fsspec.format import Block, Payload, SegmentHeader, pack_segment
@@ -34,6 +34,8 @@ SEAL_AFTER_S = 0.2
 #: A writer that committed nothing for so long goes on under a new id, which others find behind all they know: so they need not
 #: look again and again at those who fell silent (``catalog.LIVE_S``).
 ROTATE_S = 600.0
+#: What a store answers only where nothing was written.
+_SURELY_NOT = (Outcome.NO_SPACE, Outcome.DENIED, Outcome.MISSING)
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,7 @@ class Writer:
         entries: list[BlockEntry] = []
         segments: list[SegmentEntry] = []
         header = self._header
+        is_committing = False
         try:
             for rank, blocks in sorted(by_rank.items()):
                 path = segment_path(header.deployment, header.writer, sequence, rank)
@@ -266,11 +269,14 @@ class Writer:
                 segments.append(SegmentEntry(path, size, rank))
             manifest = Manifest(namespace, header.writer, sequence, header.world, segments, entries)
             path = manifest_path(header.deployment, header.writer, sequence)
+            is_committing = True
             self._put(path, [pack(header.deployment, manifest)], len(entries), group, 0)
-        except StoreError:
-            for segment in segments:  # nobody will ever find them
-                with contextlib.suppress(StoreError):
-                    self._store.delete(segment.path)
+        except StoreError as error:
+            # A manifest that nothing was heard of may be there all the same: then what it names has to be, too.
+            if not is_committing or error.outcome in _SURELY_NOT:
+                for segment in segments:  # nobody will ever find them
+                    with contextlib.suppress(StoreError):
+                        self._store.delete(segment.path)
             raise
         self._committed_at = monotonic()
         self._index.add(manifest)

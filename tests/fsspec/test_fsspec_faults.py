@@ -213,6 +213,31 @@ def test_a_segment_whose_manifest_failed_is_taken_away_again(configure, faulty, 
     assert records.of(Drop)[0].reason is DropReason.NO_SPACE
 
 
+def test_a_manifest_whose_answer_was_lost_may_be_there_so_its_segments_stay(
+    configure, faulty, engine_of, records, monkeypatch
+):
+    configure(url="faulty://kv", write_deadline_ms=100)
+    engine = engine_of()
+    write = faulty.pipe_file
+
+    def lost(self, path, value, **more):
+        write(self, path, value, **more)
+        if path.endswith(".man"):
+            threading.Event().wait(0.1)  # so that no time is left for another try, which would find it there
+            raise TimeoutError
+
+    with monkeypatch.context() as losing:
+        losing.setattr(faulty, "pipe_file", lost)
+        engine.prefill(1, TOKENS)
+        assert engine.scheduler.flush(20)
+    assert records.of(Drop)[0].reason is DropReason.STORE_DOWN
+    configure(url="faulty://kv")
+    other = engine_of()
+    running = other.prefill(2, TOKENS)
+    assert running.honoured == 5 * B
+    assert other.holds_its_kv(running)
+
+
 def test_a_store_that_is_down_is_a_miss_for_now_and_a_hit_when_it_is_back(configure, faulty, engine_of, records):
     configure(url="faulty://kv")
     writer = engine_of()
