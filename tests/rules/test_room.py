@@ -14,12 +14,15 @@ MOVES = st.sampled_from(["out", "one", "one", "one", "one", "short", "draft"])
 
 
 class Engine:
-    """Requests that generate, and what each one's pages hold; ``first`` is the pass in which each first reached past that."""
+    """Requests that generate, and what each one's pages hold; ``first`` is the pass in which each first reached past that.
+
+    Of one that does so in its first pass after others nothing is known: what it was given meanwhile may not have been told.
+    """
 
     def __init__(self) -> None:
         self.tape = Tape(slots=1 << 16)
         self.next_page = 0
-        self.held, self.at, self.first = {}, {}, {}
+        self.held, self.at, self.first, self.unknown, self.ran = {}, {}, {}, set(), {REQUESTS[-1]}
         for request in REQUESTS:
             prompt = BLOCK * request + 20  # another room for each
             blocks = -(-prompt // BLOCK)
@@ -42,8 +45,12 @@ class Engine:
             self.held[request] += len(more) * BLOCK
             self.at[request] = (position + 1, end)
             cached.append((request, position, tokens, [more]))
-            if end > self.held[request]:
-                self.first.setdefault(request, self.tape.step + 1)
+            if end > self.held[request] and request not in self.first:
+                if request not in self.ran:
+                    self.unknown.add(request)
+                elif request not in self.unknown:
+                    self.first[request] = self.tape.step + 1
+        self.ran = {each[0] for each in cached}
         self.tape.build(cached=cached)
 
 
@@ -55,8 +62,8 @@ def found(tape):
     return {each.request: each.step for each in checker.findings if each.rule == "S11b"}
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.tuples(MOVES, MOVES, MOVES), st.integers(0, 2), st.integers(1, 25)), max_size=30))
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.tuples(MOVES, MOVES, MOVES), st.integers(0, 2), st.integers(1, 25)), max_size=12))
 def test_every_request_is_named_in_the_pass_in_which_it_first_lacks_a_page(passes):
     engine = Engine()
     for moves, accepted, times in passes:
