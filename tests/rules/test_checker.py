@@ -318,6 +318,31 @@ def test_a_rank_that_loads_after_its_forward_is_named_and_no_other():
     assert found.numbers["rank"] == 1
 
 
+def second_group_loaded(ms):
+    """The first layer group is loaded before the forward, the second so long after it began: its layer is waited for at 2 to 3 ms."""
+    tape = Tape(groups=2)
+    pages = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    tape.query(1, 100, 0, 96)
+    tape.alloc(1, 96, pages)
+    tape.build([(1, 0, 4, 100, pages)])
+    tape.bind()
+    tape.transfer(Direction.LOAD, 1, [1, 2, 3])
+    tape.worker(Callback.START_LOAD_KV)
+    begun = tape.now
+    at = [(begun + int(start * 1e6), begun + int(end * 1e6)) for start, end in ((0.1, 0.2), (2, 3))]
+    tape.hooks(at, [(end + 1000, end + 2000) for _, end in at])
+    tape.after(4)
+    when = begun + int(ms * 1e6)
+    tape.transfer(Direction.LOAD, 1, [5, 6, 7], group=1, started=when, ended=when)
+    tape.worker(Callback.WAIT_FOR_SAVE)
+    return [found.rule for found in check(tape)]
+
+
+def test_a_layer_group_may_be_loaded_in_the_hook_of_its_own_first_layer():
+    assert second_group_loaded(2.5) == []
+    assert second_group_loaded(3.5) == ["W2b"]
+
+
 def test_a_rank_whose_passes_run_later_than_anothers_is_not_named_for_it():
     assert loaded_on_two_ranks(5) == []
 

@@ -112,11 +112,16 @@ class LoadedTooLate(Rule):
                     continue
                 group = run.groups.get(each.layer_group)
                 # Part of the pages' bytes: a layer-wise load, each layer in its own hook.
-                is_whole = group is not None and each.nbytes >= len(each.pages) * group.bytes_per_page
-                needed_ns = end[1] if is_whole and each.source is Source.REPORTED else end[0].started_ns
+                needed_ns = end.record.started_ns
+                if (
+                    group is not None
+                    and each.source is Source.REPORTED
+                    and each.nbytes >= len(each.pages) * group.bytes_per_page
+                ):
+                    needed_ns = end.needed_by(group)
                 if each.started_ns > needed_ns:
                     yield self.finding(
-                        each, request.first_build, end[0], late_ns=each.started_ns - needed_ns, rank=source.rank
+                        each, request.first_build, end.record, late_ns=each.started_ns - needed_ns, rank=source.rank
                     )
                     return
 

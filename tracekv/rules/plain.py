@@ -72,7 +72,7 @@ def is_plain_load(run: Run, request: Request, promised: Mapping[int, frozenset[i
         return False
     (source,) = run.sources
     ended = source.ended.get(request.first_build.step)
-    if ended is None or request.loading_ns > ended[1]:
+    if ended is None or request.loading_ns > ended.needed_ns:
         return False
     rank, loaded = source.rank or 0, request.loaded
     return all(not pages.difference(*loaded.get((rank, group), ())) for group, pages in promised.items())

@@ -217,6 +217,21 @@ class Keyed(NamedTuple):
 Hold = tuple[Request, int]
 
 
+class Ended(NamedTuple):
+    """A forward that has ended on a rank: when its first layer had been waited for, and each layer's wait, as recorded."""
+
+    record: Call
+    needed_ns: int
+    waits: bytes = b""
+
+    def needed_by(self, group: GroupFacts) -> int:
+        """When a layer group's pages had to be whole: its first layer's own wait is the last chance to load them."""
+        for layer in sorted(group.layer_ids):
+            if left_ns := int.from_bytes(self.waits[16 * layer + 8 : 16 * layer + 16], "little"):
+                return left_ns
+        return self.record.started_ns
+
+
 class Source:
     """One process's journal.
 
@@ -240,7 +255,6 @@ class Source:
         self.boot_id = ""
         self.wall_offset_ns = 0
         self.shift_ns = 0
-        self.expected: int | None = None
         self.now_ns = 0
         self.has_scheduler = False
         self.worker_class = ""
@@ -259,7 +273,7 @@ class Source:
         self.is_bound: bool | None = None
         self.start: Call | None = None
         self.hooks: LayerHooks | None = None
-        self.ended: Recent[int, tuple[Call, int]] = Recent(64)
+        self.ended: Recent[int, Ended] = Recent(64)
         self.operations: deque[StoreOperation] = deque(maxlen=64)
 
 

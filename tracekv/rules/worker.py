@@ -22,7 +22,7 @@ from tracekv.rules import events
 from tracekv.rules.core import Core
 from tracekv.rules.model import EMPTY_PICKLE
 from tracekv.rules.plain import is_plain_transfer
-from tracekv.rules.state import Request, Run, Source
+from tracekv.rules.state import Ended, Request, Run, Source
 
 #: Prompt tokens from which on a pass tells what computing costs.
 _RATE_TOKENS = 256
@@ -79,7 +79,7 @@ class WorkerRecords(Core):
             before = run.prefill_ns_per_token
             run.prefill_ns_per_token = (before * 3 + rate) / 4 if before else rate
         if hooks is None or not (tokens or record.step % _HOOKS_SAMPLE == 0):
-            source.ended[record.step] = (record, record.started_ns)
+            source.ended[record.step] = Ended(record, record.started_ns)
             if tokens and start is not None and start.step == record.step:  # else the hooks may lie in a gap
                 self._tell("pass", events.Pass(run, source, record, None, [], [], tokens))
             return
@@ -96,7 +96,7 @@ class WorkerRecords(Core):
             is_regular = len(starts) == len(run.layers) and 0 not in starts and all(map(le, starts, saved))
             if not is_regular:
                 self._tell("pass", events.Pass(run, source, record, hooks, starts, saved, tokens))
-        source.ended[record.step] = (record, needed)
+        source.ended[record.step] = Ended(record, needed, waits)
         if tokens:
             run.hooked_prefills += 1
             run.hooked_loads += bool(loaded)
