@@ -112,7 +112,7 @@ class Register(NamedTuple):
 
 
 class Start(NamedTuple):
-    """``start_load_kv``, where requests wait for a load, or something is odd.
+    """``start_load_kv``, where a load took long, or something is odd.
 
     ``is_bound`` is None where it isn't known whether metadata was bound for it.
     """

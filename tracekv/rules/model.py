@@ -132,16 +132,19 @@ class Rule:
         Fix: what to do.
 
     and methods, each of which gets an event of :mod:`tracekv.rules.events` and yields what it finds. A rule may keep state, in
-    bounds. What nothing can be found in isn't told: that is what keeps the rules cheap.
+    bounds. What nothing can be found in isn't told: that is what keeps the rules cheap. A rule that needs more than is told changes
+    :mod:`tracekv.rules.plain`, or where its event is told.
 
-    - :class:`~tracekv.rules.events.Query`: ``on_query``, all; then ``on_slow_query``, those that may have taken too long, and
-      ``on_lookup``, those whose lookup was reported.
+    - :class:`~tracekv.rules.events.Query`: ``on_query``, but for plain answers; then ``on_slow_query``, those that may have taken too
+      long, and ``on_lookup``, those that aren't as looked up, or that one layer group brought to nothing.
     - :class:`~tracekv.rules.events.Moved`: ``on_astray``, transfers that don't plainly fill whole pages of their request's own;
       then ``on_late``, those of a request that has left or has lost pages, and ``on_load``, all loads.
-    - :class:`~tracekv.rules.events.Settled`: ``on_left``.
-    - The event of their name: ``on_rekeyed``, ``on_loaded``, ``on_alloc``, ``on_listed``, ``on_claim``, ``on_build``, ``on_bind``,
-      ``on_register``, ``on_start``, ``on_pass``, ``on_watched``, ``on_stored``, ``on_finish``, ``on_polled``, ``on_returned``,
-      ``on_scheduled``, ``on_failed``, ``on_time``.
+    - :class:`~tracekv.rules.events.Loaded`: ``on_loaded``, :class:`~tracekv.rules.events.Settled`: ``on_left``; not where all went
+      plainly well.
+    - ``on_alloc``: without a query, after several, or flat in spite of several groups; ``on_finish``: another one, an odd answer, or
+      lists that aren't as told; ``on_start``: unbound, unregistered, or slow.
+    - The event of their name: ``on_rekeyed``, ``on_listed``, ``on_claim``, ``on_build``, ``on_bind``, ``on_register``, ``on_pass``,
+      ``on_watched``, ``on_stored``, ``on_polled``, ``on_returned``, ``on_scheduled``, ``on_failed``, ``on_time``.
 
     Attributes:
         id: Stable.
