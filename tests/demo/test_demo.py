@@ -77,6 +77,7 @@ def test_llama_is_restored_from_a_folder(tmp_path):
     assert outcome["store"].startswith(tmp_path.as_uri())
 
 
+@pytest.mark.slow
 def test_gemma3_is_restored_by_layer_group(tmp_path):
     trace = tmp_path / "trace.jsonl"
     store = (tmp_path / "kv").as_uri()
@@ -109,6 +110,7 @@ def test_a_local_checkpoint_is_restored(tmp_path):
     assert_restored(outcome, "llama")
 
 
+@pytest.mark.slow
 def test_a_person_sees_progress_tables_and_where_the_trace_lies(tmp_path):
     done = run_demo(home=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -187,6 +187,7 @@ def test_our_programs_are_all_on_some_page():
     assert len(GROUPS) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

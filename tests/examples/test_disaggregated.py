@@ -30,12 +30,14 @@ def test_a_hinted_decode_engine_loads_what_the_prefill_engine_just_committed():
     assert all(0 < answer["commit_to_offer_ms"] < 60_000 for answer in answers)
 
 
+@pytest.mark.slow
 def test_without_a_hint_or_a_refresh_it_computes():
     answers = run("--no-hint", TRACEKV_FSSPEC__REFRESH_MS="3600000")
     assert [answer["loaded_tokens"] for answer in answers] == [0, 0]
     assert {answer["commit_to_offer_ms"] for answer in answers} == {0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_the_store_may_be_a_bucket(s3):
     answers = run("--store", f"s3://{s3.bucket}/disaggregated")

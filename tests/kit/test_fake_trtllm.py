@@ -52,6 +52,7 @@ def test_a_real_tensorrt_llm_is_left_alone(tmp_path, monkeypatch):
         fake_trtllm.install()
 
 
+@pytest.mark.slow
 def test_a_third_partys_pair_runs_in_the_kit_with_one_flag(tmp_path):
     """On one rank and on two: the ranks' processes find the stand-in too."""
     (tmp_path / "theirs.py").write_text(

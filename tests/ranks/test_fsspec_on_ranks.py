@@ -186,6 +186,7 @@ def test_a_slot_that_was_given_away_stops_the_engine(job, two_ranks, mortal_rank
     assert failures[1].what.startswith("StaleSlot")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("worker", "told"), [("OtherBlockSizeOnRank1", "tokens per block 16"), ("OnAHostOfItsOwn", "2 hosts")]
 )

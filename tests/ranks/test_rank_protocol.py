@@ -97,6 +97,7 @@ def kinds(error):
     return {rank: (failure.kind, failure.what) for rank, failure in error.failures.items()}
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_others(mortal_ranks):
     error = failure_of(mortal_ranks, job(worker="DiesOnRank1"))
     assert error.failures[1].kind == "died"
@@ -106,6 +107,7 @@ def test_a_rank_that_dies_ends_the_others(mortal_ranks):
         mortal_ranks.run(job())
 
 
+@pytest.mark.slow
 def test_a_leader_that_raises_leaves_the_others_waiting_for_its_answer(mortal_ranks):
     error = failure_of(mortal_ranks, job("AsksWithAnError"))
     assert kinds(error) == {0: ("raised", "ValueError: own error of the connector"), 1: ("blocked", "broadcast")}
