@@ -54,8 +54,8 @@ GROUPS = groups()
 
 
 def quiet_environ(**more):
-    """Nothing of tracekv's, OpenTelemetry's or AWS's but ``more``."""
-    left_out = ("TRACEKV_", "OTEL_", "AWS_")
+    """Nothing of tracekv's, OpenTelemetry's or AWS's but ``more``, and nothing of the make that may run these tests."""
+    left_out = ("TRACEKV_", "OTEL_", "AWS_", "MAKE", "MFLAGS", "ARGS")
     return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"OMP_NUM_THREADS": "1"} | more
 
 
@@ -143,7 +143,8 @@ def check(command):
 
 def check_make(arguments):
     would = ["make", "--dry-run", "--old-file=.venv/.ready", *arguments]
-    done = subprocess.run(would, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    environ = quiet_environ()
+    done = subprocess.run(would, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     called = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith(".venv/bin/")]
     assert called, done.stdout

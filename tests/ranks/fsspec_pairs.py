@@ -105,7 +105,7 @@ def cancels_and_destroys(executor, requests):
 
 
 def cancels_what_is_parked(executor, requests):
-    """Cancels the second request while it is held and the last one runs; then blocks come. Pins are kept for an instant."""
+    """Cancels the second request while it is held and the last one runs; then blocks come, and its pins go by time."""
     parking.PINS_S = 0.2
     executor.step()
     held = [request.state is RequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS for request in requests]
@@ -115,16 +115,18 @@ def cancels_what_is_parked(executor, requests):
     assert requests[1].is_cancelled
     if executor.scheduler is not None:
         executor.scheduler.may_read.set()
+    executor.run()
+    if executor.scheduler is not None:
+        parked, deadline = executor.scheduler._engine.stager.parking._runs, monotonic() + 20
+        while parked and monotonic() < deadline:
+            threading.Event().wait(0.01)
 
 
 def arena_at_rest(executor):
-    """By rank 0: slots that could be had, all of them, and how many copies are under way; None by the others."""
+    """By rank 0, when it is shut down: slots that could be had, all of them, and copies under way; None by the others."""
     if executor.scheduler is None:
         return None
     stager = executor.scheduler._engine.stager
-    deadline = monotonic() + 20
-    while stager.parking._runs and monotonic() < deadline:  # of cancelled requests, whose pins go by time
-        threading.Event().wait(0.01)
     return (
         {shard: stager.arena.free_slots(shard) for shard in stager.arena.shards},
         stager.arena.slots_per_shard,
