@@ -61,8 +61,7 @@ class Planner:
         for data in output.new_requests:
             self._plan_request(data, True, plan, loaded, saved)
         for data in output.cached_requests:
-            if not self._only_generates(data):
-                self._plan_request(data, False, plan, loaded, saved)
+            self._plan_request(data, False, plan, loaded, saved)
         self._drop_unused_offers()
         self._engine.stager.copies.plan(step, loaded, saved)
         return plan
@@ -86,10 +85,9 @@ class Planner:
                 taken = offer.tokens if offer.honoured_tokens is None else min(offer.honoured_tokens, offer.tokens)
                 request.owed = replace(offer, end=offer.block_of(taken, size), end_token=offer.first_token + taken)
 
-    def _only_generates(self, data: Any) -> bool:
+    def _only_generates(self, request: Request, data: Any) -> bool:
         """Take up a record of one token that needs no page and completes no block: almost every record of a request that generates."""
-        request = self._requests.get(int(data.request_id))
-        if request is None or not request.is_reported or request.chain is None:
+        if not request.is_reported or request.chain is None:
             return False
         tokens = data.new_tokens
         if len(tokens) != 1 or has_new_blocks(data):
@@ -111,6 +109,8 @@ class Planner:
                     f"tracekv: request {data.request_id} comes back for blocks that were promised so long ago that more than "
                     f"{MAX_REQUESTS} requests came since, and nothing is known of it any more. Going on would serve wrong KV."
                 )
+            return
+        if not is_new and self._only_generates(request, data):
             return
         # Most first reports are in new_requests, not all of them (contract-v2.md section 11, 10).
         is_first = is_new or not request.is_reported

@@ -29,13 +29,15 @@ class SavePlanner:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._may_not = engine.settings.role == "consumer"
-        self._block = engine.tokens_per_block
+        self._is_consumer = engine.settings.role == "consumer"
+        self._tokens_per_block = engine.tokens_per_block
         self._groups = {group.layer_group_id: group for group in engine.layout.groups}
 
     def has_nothing(self, request: Request, end_token: int) -> bool:
         """Whether a pass that ends there completes nothing to save."""
-        return self._may_not or (request.tail is None and (request.next_save + 1) * self._block > end_token)
+        return self._is_consumer or (
+            request.tail is None and (request.next_save + 1) * self._tokens_per_block > end_token
+        )
 
     def plan(
         self, request: Request, position: int, scheduled: int, is_new: bool, plan: StepPlan, saved: list[SaveBlock]
@@ -83,7 +85,7 @@ class SavePlanner:
         """Blocks that weren't considered yet and whose tokens before ``end_token`` are all there will be; each comes once."""
         if request.chain is None:
             return
-        size = self._engine.tokens_per_block
+        size = self._tokens_per_block
         end = min(end_token, request.chain.tokens) // size
         for ordinal in range(request.next_save, end):
             yield _Block(ordinal, request.chain.keys[ordinal], size)
@@ -115,7 +117,7 @@ class SavePlanner:
         """
         if group.window_size is None:
             return True
-        return position + 1 < (ordinal + 1) * self._engine.tokens_per_block + group.window_size - 1
+        return position + 1 < (ordinal + 1) * self._tokens_per_block + group.window_size - 1
 
     def _reserve(self, request: Request, block: _Block, shards: Iterable[Shard]) -> list[SaveBlock] | None:
         """Slots for a block's shards: all of them, or None where one can't be had."""

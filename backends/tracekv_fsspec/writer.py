@@ -25,6 +25,7 @@ from tracekv_fsspec.paths import manifest_path, new_writer, segment_path
 from tracekv_fsspec.report import reported
 from tracekv_fsspec.store import Data, Store
 from tracekv_fsspec.store_errors import DROP_OF, AlreadyExists, StoreError
+from tracekv_fsspec.tally import tally
 
 _log = logging.getLogger("tracekv.fsspec")
 
@@ -34,7 +35,7 @@ SEAL_AFTER_S = 0.2
 #: A writer that committed nothing for so long goes on under a new id, which others find behind all they know: so they need not
 #: look again and again at those who fell silent (``catalog.LIVE_S``).
 ROTATE_S = 600.0
-#: What a store answers only where nothing was written.
+#: What a store answers only where that try wrote nothing; an earlier one may have.
 _SURELY_NOT = (Outcome.NO_SPACE, Outcome.DENIED, Outcome.MISSING)
 
 
@@ -273,7 +274,7 @@ class Writer:
             self._put(path, [pack(header.deployment, manifest)], len(entries), group, 0)
         except StoreError as error:
             # A manifest that nothing was heard of may be there all the same: then what it names has to be, too.
-            if not is_committing or error.outcome in _SURELY_NOT:
+            if not is_committing or (error.outcome in _SURELY_NOT and tally.attempts <= 1):
                 for segment in segments:  # nobody will ever find them
                     with contextlib.suppress(StoreError):
                         self._store.delete(segment.path)
