@@ -40,10 +40,7 @@ class GroupedScheduler(KvCacheConnectorScheduler):
         return False
 
 
-class TensorWorker(KvCacheConnectorWorker):
-    def register_kv_caches(self, kv_cache_tensor):
-        pass
-
+class _Worker(KvCacheConnectorWorker):
     def start_load_kv(self, stream):
         pass
 
@@ -58,3 +55,13 @@ class TensorWorker(KvCacheConnectorWorker):
 
     def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
         return [], []
+
+
+class TensorWorker(_Worker):
+    def register_kv_caches(self, kv_cache_tensor):
+        pass
+
+
+class GroupedWorker(_Worker):
+    def register_kv_cache_layout(self, layout):
+        pass

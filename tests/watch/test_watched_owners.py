@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import tracekv
-from tests.support.connectors import GroupedScheduler
-from tracekv.contract import KvCacheConnectorWorker
+from tests.support.connectors import GroupedScheduler, GroupedWorker
 from tracekv.contract.reading import layout_of
 from tracekv.harness import Executor
 from tracekv.journal.records import BuildCall
@@ -14,7 +13,7 @@ from tracekv.journal.vocabulary import Direction
 from tracekv.testing.journals import recorded
 
 
-class Looks(KvCacheConnectorWorker):
+class Looks(GroupedWorker):
     """Reads every page before each forward pass, whoever has it."""
 
     def register_kv_cache_layout(self, layout):
@@ -22,18 +21,6 @@ class Looks(KvCacheConnectorWorker):
 
     def start_load_kv(self, stream):
         self.seen = [slots.clone() for slots in self._regions]
-
-    def wait_for_layer_load(self, layer_idx, stream):
-        pass
-
-    def save_kv_layer(self, layer_idx, stream):
-        pass
-
-    def wait_for_save(self, stream):
-        pass
-
-    def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
-        return [], []
 
 
 def test_a_replayed_request_has_its_new_pages_only(model):
