@@ -9,6 +9,7 @@ from tests.harness.test_manager import NO_PAGES
 from tests.harness.two_threads import on_two_ranks
 from tests.ranks.test_tensor_parallel import HERE, SMALL, alone, tokens
 from tracekv.harness import Executor, build_model
+from tracekv.harness.data_parallel import Deadlines
 from tracekv.harness.jobs import Prompt, RankJob
 from tracekv.harness.manager import KvCacheConnectorManager
 from tracekv.harness.requests import Batch, Request
@@ -257,7 +258,7 @@ def test_what_goes_wrong_in_it_ends_every_rank(answers, told):
         return str(failure.value)
 
     answers = {"get_num_new_matched_tokens": [(32, True)], **answers}
-    failures, _ = on_both(work, (answers, {}), load_timeout_s=0.05, **NO_PAGE_LEFT)
+    failures, _ = on_both(work, (answers, {}), deadlines=Deadlines(transfer_s=0.05), **NO_PAGE_LEFT)
     assert failures[0] == failures[1]
     assert told in failures[0]
 
@@ -313,7 +314,7 @@ def test_a_cancelled_request_waits_for_its_load():
         executor.run()
         return was_cancelled, request.is_cancelled, len(executor.cache.unheld(0)) == executor.cache.num_blocks
 
-    states, _ = on_both(work, PARKS_ON_RANK_0, mixin=Letting)
+    states, _ = on_both(work, PARKS_ON_RANK_0, mixin=Letting, deadlines=Deadlines(grace_s=60))
     assert states == [(False, True, True), (False, False, True)]
 
 

@@ -28,6 +28,7 @@ class Requests:
         incoming: Submitted, not yet seen by a pass.
         active: Waiting, running or parked, in order of arrival.
         saving: Finished, their pages kept until the connector has returned the id.
+        is_closing: The engine is to shut down: nothing more is submitted.
 
     Source: contract-v2.md sections 4 and 6.
     """
@@ -48,6 +49,7 @@ class Requests:
         self.incoming: list[Request] = []
         self.active: list[Request] = []
         self.saving: dict[int, Request] = {}
+        self.is_closing = False
         self._to_cancel: set[int] = set()
         self._to_destroy: dict[int, tuple[Request, bool]] = {}
 
@@ -128,9 +130,13 @@ class Requests:
         elif request in self.active:
             self._to_cancel.add(request.request_id)
 
+    def is_to_be_cancelled(self, request: Request) -> bool:
+        """It was cancelled, and the loop has not ended it yet."""
+        return request.request_id in self._to_cancel
+
     def handle_cancelled(self) -> None:
         """End the cancelled requests; the connector isn't told, and one whose load is under way is no exception."""
-        for request in [request for request in self.active if request.request_id in self._to_cancel]:
+        for request in [request for request in self.active if self.is_to_be_cancelled(request)]:
             if self._cancel_waits_for_transfers and self.manager and self.manager.has_pending_transfers(request):
                 continue
             self._to_cancel.discard(request.request_id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,23 +9,23 @@ from typing import Any, Literal
 
 from tracekv.contract import on_enqueue
 from tracekv.harness import bringup
+from tracekv.harness.agreement import Agreement, LockStep
 from tracekv.harness.cache import PagedCache
 from tracekv.harness.cache_v1 import CacheV1
 from tracekv.harness.cache_v2 import CacheV2
 from tracekv.harness.collectives import Collectives, OneRank
-from tracekv.harness.data_parallel import DataParallelPass
+from tracekv.harness.data_parallel import DataParallelPass, Deadlines
 from tracekv.harness.ending import Requests
-from tracekv.harness.forward import ForwardStep, Launched
+from tracekv.harness.forward import ForwardStep
 from tracekv.harness.host_loop import HostLoop
+from tracekv.harness.launcher import Launcher
 from tracekv.harness.manager import KvCacheConnectorManager
 from tracekv.harness.models import model_shape
-from tracekv.harness.requests import Batch, Request, RequestState
+from tracekv.harness.requests import Request, RequestState
 from tracekv.harness.runner import ModelRunner, layer_groups
 from tracekv.harness.schedule import BatchScheduler
 from tracekv.harness.stream import Streams
 from tracekv.harness.versions import RuntimeVersion
-
-_log = logging.getLogger("tracekv.harness")
 
 
 class Executor:
@@ -58,8 +56,7 @@ class Executor:
         graph_replay: Passes that only generate call no per-layer hook, as replayed CUDA graphs don't.
         attention_dp: Attention data parallelism: every rank has a scheduler and requests of its own, and runs a forward
             whenever any rank does.
-        load_timeout_s: Longest wait for a load within a pass, which attention data parallelism alone knows
-            (:mod:`tracekv.harness.data_parallel`).
+        deadlines: How long transfers may take, which attention data parallelism alone limits.
         version: What versions of the runtime differ in.
 
     Attributes:
@@ -96,7 +93,7 @@ class Executor:
         grow_limit: int | None = None,
         graph_replay: bool = False,
         attention_dp: bool = False,
-        load_timeout_s: float = 60.0,
+        deadlines: Deadlines | None = None,
         version: RuntimeVersion | None = None,
     ) -> None:
         if (scheduler_class is None) != (worker_class is None):
@@ -157,9 +154,10 @@ class Executor:
             tells_of_resets=version.tells_of_cancelled_loads,
         )
         self._host = HostLoop(self._requests, overlap=overlap)
-        self._ranks_agree: DataParallelPass | None = None
+        self._agreement: Agreement = LockStep(self._requests)
         if attention_dp:
-            self._ranks_agree = DataParallelPass(self._ranks, self.cache, self._requests, load_timeout_s=load_timeout_s)
+            self._agreement = DataParallelPass(self._ranks, self.cache, self._requests, deadlines or Deadlines())
+        self._launcher = Launcher(self.cache, self._streams, self._forward, self._requests, self._agreement)
         self._next_id = 1 + self._ranks.rank if attention_dp else 1
         self._forward.warm_up()
         if self._manager is not None:
@@ -248,7 +246,12 @@ class Executor:
 
         Raises:
             ValueError: A request that could never run.
+            RuntimeError: The engine is to shut down.
         """
+        if self._requests.is_closing:
+            raise RuntimeError(
+                "tracekv: the engine was asked to shut down (request_shutdown); it takes no more requests"
+            )
         if not prompt_tokens or max_new_tokens < 1:
             raise ValueError("tracekv: a request has at least one prompt token and one to generate")
         if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < self._shape.vocabulary:
@@ -331,7 +334,7 @@ class Executor:
             RuntimeError: It gave up.
         """
         idle = 0
-        while self._ranks_agree.anyone(self.has_work) if self._ranks_agree else self.has_work:
+        while self._agreement.anyone(self.has_work):
             idle = 0 if self.step() else idle + 1
             if max_idle_passes is not None and idle > max_idle_passes and self.has_work:
                 raise RuntimeError(
@@ -345,21 +348,28 @@ class Executor:
         requests = self._requests
         requests.begin_pass()
         batch = self._scheduler.schedule(requests.active)
-        scheduled = self._may_run(batch)
+        scheduled = self._agreement.may_run(batch, waits=self._host.is_behind or requests.wait_for_transfers)
         if not batch and not scheduled and not self._is_waiting():
             raise RuntimeError("tracekv: no request can be scheduled and no transfer is under way; raise num_blocks")
         launched = None
         if scheduled:
-            launched = self._launch(batch)
+            launched = self._launcher.launch(batch, is_padded=self._attention_dp)
         elif self._manager is not None:
             self._manager.handle_metadata()
         self._host.finish(launched)
-        requests.poll()
+        self._agreement.poll()
         return scheduled
 
     def _is_waiting(self) -> bool:
         ready = any(not request.is_suspended for request in self._requests.active)
         return not ready or self._host.is_behind or self._requests.wait_for_transfers
+
+    def request_shutdown(self) -> None:
+        """Have the engine come to its end, from any thread: no more requests are taken, and those there are run to their ends.
+
+        With attention data parallelism every rank's transfers have only :attr:`Deadlines.grace_s` left; one rank is enough to ask.
+        """
+        self._requests.is_closing = True
 
     def shutdown(self) -> None:
         """Call the connector's ``shutdown`` where it has one; the runtime itself never does (contract.md section 1.1)."""
@@ -369,35 +379,3 @@ class Executor:
             if callable(getattr(half, "shutdown", None)):
                 self.calls[f"{side}.shutdown"] += 1
                 half.shutdown()
-
-    # -- one batch ----------------------------------------------------------------------------------------------------
-
-    def _launch(self, batch: Batch) -> Launched | None:
-        """Prepare a batch, hand its metadata over, and run what parking leaves of it; None where nothing ran."""
-        manager = self._manager
-        self.cache.prepare_resources(batch, manager)
-        if manager is not None:
-            report = functools.partial(manager.report, batch, self.cache)
-            load = functools.partial(manager.call, "worker", "start_load_kv", self._streams.current)
-            report()
-            prepared = batch.context
-            manager.take_scheduled_requests_pending_load(batch)
-            manager.handle_metadata()
-            if self._ranks_agree is None:
-                load()
-            else:
-                self._ranks_agree.start(batch, prepared, load, report)
-        if not batch and not self._attention_dp:
-            return None
-        try:
-            return self._forward.run(batch, is_padded=not batch)
-        except Exception as error:
-            # The runtime logs it, fails every active request and goes on (contract.md section 1.5).
-            _log.exception("tracekv: a forward failed; %d active requests end here", len(self._requests.active))
-            self._requests.fail(error)
-            return None
-
-    def _may_run(self, batch: Batch) -> bool:
-        if self._ranks_agree is None:
-            return bool(batch)
-        return self._ranks_agree.may_run(batch, waits=self._host.is_behind or self._requests.wait_for_transfers)
