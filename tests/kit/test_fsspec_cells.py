@@ -56,6 +56,14 @@ PARKED = (
 
 
 @pytest.mark.parametrize("cache", ["v2", "v2-groups2"])
+def test_a_rank_with_a_cancelled_load_of_its_own_is_clean(parking, cache):
+    """contract.md section 1.6: with attention data parallelism a cancel waits for the connector."""
+    (cell,) = matrix(16, f"{cache}/ranks2/attention-dp-cancel-parked")
+    result = parking.run(cell)
+    assert (result.verdict, result.faults) == (Verdict.OK, [])
+
+
+@pytest.mark.parametrize("cache", ["v2", "v2-groups2"])
 def test_ranks_that_poll_inside_a_pass_are_clean(parking, cache):
     """contract.md section 1.6, the ADP branch: parking has left neither a batch nor a page to pad one."""
     (cell,) = matrix(16, f"{cache}/ranks2/attention-dp-parked")

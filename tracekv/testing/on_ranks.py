@@ -126,7 +126,7 @@ class OnRanks:
 def play_moves(executor: Any, _submitted: Sequence[Any], script: tuple[str, list[Move], int]) -> list[Any]:
     """In a rank: the moves of one engine, in lock step with the other rank, which has the same ones.
 
-    With attention data parallelism each rank submits its own, in turn; there, moves that name a request aren't played.
+    With attention data parallelism each rank submits its own, in turn, and cancels those; none is destroyed there.
     """
     name, moves, first = script
     is_dealt_out = bool(executor.attention_dp)
@@ -142,7 +142,11 @@ def play_moves(executor: Any, _submitted: Sequence[Any], script: tuple[str, list
             for _ in range(move.passes):
                 executor.step()
         elif isinstance(move, Cancel):
-            executor.cancel(requests[move.which - first])
+            which = move.which - first
+            if not is_dealt_out:
+                executor.cancel(requests[which])
+            elif which % 2 == current_runtime().rank:
+                executor.cancel(requests[which // 2])
         elif isinstance(move, Destroy):
             executor.destroy(requests[move.which - first], forget=move.forget)
         else:

@@ -174,6 +174,12 @@ class _Stories:
             serve(ask((1, 4, 2)), ask((2, 4, 3))), new, serve(ask((1, 4, 2)), ask((2, 4, 3))),
             mode="v2", options={"attention_dp": True, "num_blocks": 5}, reached=frozenset({"parked"}),
         )  # fmt: skip
+        yield _Story(
+            "attention-dp-cancel-parked", "a request is cancelled while its rank loads it: its pages stay until the load is done",
+            serve(ask((1, 5, 2)), ask((2, 5, 1))), new, Submit(ask((3, 2, 1), new=8)), Submit(ask((2, 5, 1))), Step(1), Cancel(3),
+            Run(), serve(ask((1, 5, 2)), ask((2, 5, 1))),
+            mode="v2", options={"attention_dp": True}, reached=frozenset({"parked"}),
+        )  # fmt: skip
         for loop in ("", "overlap-"):
             options = {"overlap": True} if loop else {}
             yield from self.ends(loop, options)
