@@ -10,7 +10,7 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -128,27 +128,21 @@ class ProcessScan:
     def _turn(
         self, streams: Sequence[tuple[Column, _Strand]], begins: list[int], end: int
     ) -> tuple[Sequence[int], Sequence[bytes]]:
-        """The records below ``end``; numbers are sorted together with the index of their stream, whose payloads are in order."""
-        keys: list[int] = []
-        found: list[Iterator[bytes | None]] = []
+        """The records below ``end``."""
+        found: dict[int, bytes] = {}
         for index, (column, strand) in enumerate(streams):
             part = slice(begins[index], bisect_left(column.numbers, end, begins[index]))
             begins[index] = part.stop
-            keys += [number << 16 | index for number in column.numbers[part]]
-            found.append(iter(strand.payloads(column.places[part], column.lengths[part])))
-        if len(streams) > 1:
-            keys.sort()
-        numbers, payloads = [], []
-        before = -1
-        for key in keys:
-            payload = next(found[key & 0xFFFF])
-            sequence = key >> 16
-            # It may be in a ring and in an archive.
-            if payload is not None and sequence != before:
-                before = sequence
-                numbers.append(sequence)
-                payloads.append(payload)
-        return numbers, payloads
+            numbers = column.numbers[part]
+            payloads = strand.payloads(column.places[part], column.lengths[part])
+            if all(payloads):
+                # It may be in a ring and in an archive: one number, and the same bytes.
+                found.update(zip(numbers, cast("list[bytes]", payloads), strict=True))
+            else:
+                found.update((number, each) for number, each in zip(numbers, payloads, strict=True) if each is not None)
+        # Each stream's numbers rise.
+        order = sorted(found) if len(streams) > 1 else list(found)
+        return order, list(map(found.__getitem__, order))
 
     def _streams(self, tags: Sequence[int]) -> list[tuple[Column, _Strand]]:
         return [

@@ -3,13 +3,11 @@
 Once many bars lie within what is drawn as one, nobody looks at them one by one. So records are taken by lane and name: the times of
 those that begin within one width go into one bar, and those of plain callbacks and layer hooks straight into the summary's
 histograms. What is longer than a width, what raised, and what is told otherwise than by a start and an end is taken one by one, as
-always. Hooks that are stored in seconds are counted to within a nanosecond: each duration is rounded, not both of its ends, and sums
-of them once.
+always.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +28,6 @@ from tracekv.journal.records import (
     Record,
     StoreOperation,
     Transfer,
-    in_ns,
 )
 from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Source, Tier
 from tracekv.views.picture import Picture
@@ -41,7 +38,6 @@ from tracekv.views.timeline import (
     Bar,
     Block,
     Lane,
-    Row,
     Timeline,
     lane_of,
     lane_of_lookup,
@@ -52,13 +48,7 @@ from tracekv.views.timeline import (
 
 _CALLS = (Call, BindCall, IdlePolls)
 _OTHERS = tuple(kind for kind in KINDS if kind not in (*_CALLS, LayerHooks))
-#: Passes whose layer hooks are added up at a time, at the most.
-_MOST_PASSES = 256
-#: Different durations of a hook that are kept before they go into the histogram.
-_MOST_DURATIONS = 1 << 16
 _WAIT_FOR_SAVE = int(Callback.WAIT_FOR_SAVE)
-#: Where a pass's hooks begin, in either way in which they are stored.
-_SECONDS, _NS = struct.Struct("d").unpack_from, struct.Struct("q").unpack_from
 
 
 class Into(NamedTuple):
@@ -111,8 +101,10 @@ class _Spans(NamedTuple):
 
 def take_in_bulk(segment: Segment, into: Into) -> None:
     """All records of a process; the requests that are still open at its end are not drawn."""
+    from tracekv.views.coarse_hooks import take_hooks  # numpy's import takes longer than a small report
+
     _take_calls(segment, into)
-    _take_hooks(segment, into)
+    take_hooks(segment, into)
     _take_others(segment, into)
 
 
@@ -237,87 +229,3 @@ def _draw(lane: Lane, name: str, spans: _Spans, into: Into, bar_of: Callable[[Re
             bounds = (starts[first], max(ends[first:last]))
             into.picture.add_block(Block(lane, *bounds, len(lengths), sum(lengths), max(lengths), name, named))
         first = last
-
-
-def _take_hooks(segment: Segment, into: Into) -> None:
-    """The layer hooks of a process: those of one hook and layer group in one place together."""
-    counts = _HookCounts(into.view)
-    batch: list[LayerHooks] = []
-    place = (0, 0, 0, False)
-    width = into.picture.width_ns
-    for records in segment.lists(LayerHooks):
-        for record in records:
-            hooks = record.waits or record.saves
-            begun = 0
-            if len(hooks) >= 16:
-                begun = round(1e9 * _SECONDS(hooks)[0]) if record.in_seconds else _NS(hooks)[0]
-            here = (begun // width, len(record.waits), len(record.saves), record.in_seconds)
-            if batch and (here != place or len(batch) == _MOST_PASSES):
-                _take_batch(batch, into, counts)
-                batch = []
-            place = here
-            batch.append(record)
-    if batch:
-        _take_batch(batch, into, counts)
-    counts.close()
-
-
-class _HookCounts:
-    """How often a hook took how long, as the times are stored: in nanoseconds, or in seconds that are rounded once for all."""
-
-    def __init__(self, view: SummaryView) -> None:
-        self._view = view
-        self._counts: dict[tuple[Callback, bool], Counter[float]] = {}
-
-    def add(self, callback: Callback, durations: Iterable[float], *, in_seconds: bool) -> None:
-        counter = self._counts.get((callback, in_seconds))
-        if counter is None:
-            counter = self._counts[callback, in_seconds] = Counter()
-        counter.update(durations)
-        if len(counter) > _MOST_DURATIONS:
-            self.close()
-
-    def close(self) -> None:
-        for (callback, in_seconds), counter in self._counts.items():
-            in_ns_each: Counter[int] = Counter()
-            for duration, calls in counter.items():
-                in_ns_each[round(1e9 * duration) if in_seconds else int(duration)] += calls
-            self._view.called(callback, in_ns_each)
-        self._counts.clear()
-
-
-def _take_batch(batch: list[LayerHooks], into: Into, counts: _HookCounts) -> None:
-    """Passes that began in one place and have as many layers."""
-    in_seconds = batch[0].in_seconds
-    blocks: list[Block] = []
-    counted: list[tuple[Callback, list[float]]] = []
-    for callback, payloads in (
-        (Callback.WAIT_FOR_LAYER_LOAD, [record.waits for record in batch]),
-        (Callback.SAVE_KV_LAYER, [record.saves for record in batch]),
-    ):
-        for group, (first, last) in into.timeline.spans_of_groups(len(payloads[0]) // 16):
-            layers = last - first
-            joined = b"".join([payload[16 * first : 16 * last] for payload in payloads])
-            times: tuple[float, ...] = struct.unpack(f"{len(joined) // 8}{'d' if in_seconds else 'q'}", joined)
-            starts, ends = times[::2], times[1::2]
-            took = list(map(sub, ends, starts))
-            if min(took) <= 0:
-                # Layers that took no time that can be told, weren't called (0, 0), or raised: an end of 0.
-                for record in batch:
-                    into.take_singly(in_ns(record))
-                return
-            counted.append((callback, took))
-            # Passes follow one another.
-            bounds = (min(starts[:layers]), max(ends[-layers:]), sum(took), max(took))
-            begun, ended, busy, longest = (round(1e9 * each) if in_seconds else int(each) for each in bounds)
-            blocks.append(Block(Lane(Row.HOOKS, group), begun, ended, len(took), busy, longest, callback.method))
-    into.view.summary.records += len(batch)
-    for callback, took in counted:
-        counts.add(callback, took, in_seconds=in_seconds)
-    if any(block.longest_ns >= into.picture.width_ns for block in blocks):  # no picture of one place: as each is
-        for record in batch:
-            into.take(into.timeline.hooks(in_ns(record)))
-        return
-    for block in blocks:
-        if block.last_ns >= into.begin and block.first_ns <= into.end:
-            into.picture.add_block(block)
