@@ -16,7 +16,7 @@ from tracekv.rules.tracker import Tracker
 
 _log = logging.getLogger("tracekv")
 
-#: Findings that are kept, and those of one rule in one run; more are counted.
+#: Findings that are kept, and as a default those of one rule in one run; more are counted.
 MOST_FINDINGS = 10_000
 MOST_OF_A_RULE = 100
 
@@ -30,6 +30,7 @@ class Checker:
         limits: Where too much begins.
         on_finding: Called with each finding as it is made; what it raises is logged once.
         rules: Which rules; all by default.
+        most_of_a_rule: Findings of one rule in one run that are made; further ones are only counted.
 
     Attributes:
         findings: In order; the oldest go when there are too many.
@@ -43,8 +44,10 @@ class Checker:
         limits: Limits | None = None,
         on_finding: Callable[[Finding], object] | None = None,
         rules: Iterable[type[Rule]] = RULES,
+        most_of_a_rule: int = MOST_OF_A_RULE,
     ) -> None:
         self._limits = limits or Limits()
+        self._most_of_a_rule = most_of_a_rule
         self._rules = [rule(self._limits) for rule in rules]
         self._found: deque[Finding] = deque(maxlen=MOST_FINDINGS)
         self._on_finding = on_finding
@@ -134,7 +137,7 @@ class Checker:
             return
         self._in_run[run.key, rule.id] = seen + 1
         self.counts[rule.id] += 1
-        if seen >= MOST_OF_A_RULE:
+        if seen >= self._most_of_a_rule:
             return
         found = self._finding(rule, run, source, hit)
         if hit.request is not None:
