@@ -83,6 +83,17 @@ def test_the_slowest_the_missed_and_the_breaking_ones_are_chosen(journals):
     assert screens.count("miss: not_stored") == 2
 
 
+def test_a_rule_that_many_broke_before_is_told_of_the_last_one_too(tmp_path):
+    tape = Tape()
+    for number in range(1, 151):
+        tape.query(number, 100, 0, 100)
+    write_journals(tmp_path, tape.records)
+    assert run("explain", 150, tmp_path).stdout.startswith("broke S2: ")
+    chosen = run("explain", "--violations", tmp_path)
+    assert "150 violations and 150 suspects; 100 requests listed" in chosen.stdout
+    assert "counted and not listed: 50 of S2, 50 of S3" in chosen.stderr
+
+
 def test_an_unknown_request_is_told_its_nearest(journals):
     error = run("explain", 150, journals, code=1).stderr
     assert "there is no request 150 among the 10 here" in error

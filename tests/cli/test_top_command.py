@@ -219,6 +219,16 @@ def test_held_pages_and_broken_rules_are_shown(tmp_path):
     assert "L3" not in shown
 
 
+def test_a_rule_that_is_broken_very_often_is_counted_on(tmp_path):
+    tape = Tape()
+    for number in range(150):
+        tape.query(number, 100, 0, 100)
+    write_journals(tmp_path, tape.records)
+    following = follow(tmp_path)
+    assert following.top().rules["violation S2"] == 150
+    following.close()
+
+
 def test_what_is_held_since_long_ago_is_not_forgotten(tmp_path):
     tape = loading()
     tape.prefill(1, 100, [[5, 6, 7, 8]])

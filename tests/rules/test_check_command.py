@@ -65,6 +65,18 @@ def test_a_violation_ends_with_1_and_is_printed_with_its_proof(journals):
         assert part in done.stdout
 
 
+def test_what_is_found_too_often_to_be_told_each_time_is_counted_all_the_same(journals):
+    tape = sound()
+    for number in range(2, 152):
+        tape.query(number, 96, 0, 96)
+    folder = journals(tape)
+    shown = run(folder).stdout
+    assert "S2: 50 more of these" in shown
+    assert "150 violations, 0 suspects" in shown
+    report = json.loads(run(folder, "--json").stdout)
+    assert (report["violations"], len(report["findings"])) == (150, 100)
+
+
 def test_suspects_alone_end_with_0(journals):
     tape = sound()
     tape.query(2, 100, 0, 40)

@@ -26,7 +26,7 @@ from tests.views.sample_run import (
     transferred,
 )
 from tracekv.cli.app import app
-from tracekv.journal.records import CallCounts, ConnectorWrapped, QueryCall
+from tracekv.journal.records import CallCounts, ConnectorWrapped, QueryCall, TracerFault, TracingReduced
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback, Direction, Side
 from tracekv.views.html import page
@@ -98,6 +98,15 @@ def test_rules_are_run_unless_told_otherwise(write: Write) -> None:
     assert data_of(report(folder, "--no-rules"))["findings"] is None
 
 
+def test_findings_are_all_counted_however_few_are_shown(write: Write) -> None:
+    past = [queried(10_000 + at, 10_001 + at, 100 + at, offered_tokens=1024) for at in range(150)]
+    told = data_of(report(write([*the_run(), *past])))
+    shown = sum(each["rule"] == "S2" for each in told["findings"])
+
+    assert (shown, told["more_findings"]["S2"]) == (100, 50)
+    assert told["violations"] >= 150
+
+
 def test_settings_and_layout_are_told_of_each_process(journals: Path) -> None:
     (told,) = data_of(report(journals))["processes"]
 
@@ -111,6 +120,17 @@ def test_calls_that_were_only_counted_are_said_of_their_process(write: Write) ->
     (told,) = data_of(report(write([*the_run(), counted]), "--no-rules"))["processes"]
 
     assert told["events"] == ["3 calls were only counted, in 2.5 s: they have sums and no bars of their own"]
+
+
+def test_what_tracing_went_through_again_and_again_is_told_once(write: Write) -> None:
+    reduced = [TracingReduced(at, True, 60_000, 50_000) for at in (5200, 5300, 5400)]
+    fault = TracerFault(5500, "step", "ValueError", "a.py:1")
+    (told,) = data_of(report(write([*the_run(), *reduced, fault]), "--no-rules"))["processes"]
+
+    assert told["events"] == [
+        "3 times: tracing took more than its share: calls were only counted for a while",
+        "the instrument step failed (ValueError) and was removed",
+    ]
 
 
 def test_one_request_can_be_chosen_and_the_timeline_is_of_its_time(write: Write) -> None:

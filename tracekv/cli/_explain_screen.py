@@ -175,15 +175,16 @@ def _moved(console: Console, told: Explanation) -> None:
 
 def _store(console: Console, told: Explanation) -> None:
     words = [
-        f"{_plural(stored.operations, operation.value)}{f' ({stored.failures:,} failed)' if stored.failures else ''} with "
-        f"{_plural(stored.requests, 'request')}, {human_bytes(stored.nbytes)} in {duration(stored.time_ns)}"
+        f"{plural(stored.operations, operation.value)}{f' ({stored.failures:,} failed)' if stored.failures else ''} with "
+        f"{plural(stored.requests, 'request')}, {human_bytes(stored.nbytes)} in {duration(stored.time_ns)}"
         for operation, stored in told.stored().items()
     ]
     if words:
         _line(console, "store", "; ".join(words))
 
 
-def _plural(count: int, word: str) -> str:
+def plural(count: int, word: str) -> str:
+    """``1 request``, ``2 requests``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekv.agent.paths import NoJournals
-from tracekv.cli._explain_screen import as_data, show
-from tracekv.cli._judging import about, find_all, find_around, is_of_run
+from tracekv.cli._explain_screen import as_data, plural, show
+from tracekv.cli._judging import about, find_all, find_around, is_of_run, untold, violations
 from tracekv.cli._opening import progress_bar
 from tracekv.journal.records import AllocCall, Enqueued, FinishCall, FinishedCall, Lookup, QueryCall, Transfer
 from tracekv.journal.scan import Scan
-from tracekv.rules import Finding
+from tracekv.rules import Checker, Finding
 from tracekv.views import requests as rows
 from tracekv.views.explain import Broken, Explanation, explain
 from tracekv.views.requests import RequestRow
@@ -54,7 +54,7 @@ class Teller:
         self._scan = scan
         self._hashed = hashed
         self._trace_url = trace_url
-        self._findings: list[Finding] | None = None
+        self._checker: Checker | None = None
         self.notes = scan.notes
 
     def runs(self, label: str | None) -> list[Run]:
@@ -153,13 +153,15 @@ class Teller:
         return list(found.values())
 
     def _all_findings(self) -> list[Finding]:
-        if self._findings is None:
+        if self._checker is None:
             total = self._scan.records
             with progress_bar("judging") as tell:
-                checker = find_all(self._scan.processes, progress=lambda done: tell(done, total))
-            self._findings = checker.findings
+                checker = self._checker = find_all(self._scan.processes, progress=lambda done: tell(done, total))
             self.notes += [f"tracekv: the rule {rule} failed: {error}" for rule, error in checker.removed.items()]
-        return self._findings
+            more = ", ".join(f"{count:,} of {rule}" for rule, count in untold(checker).items())
+            if more:
+                self.notes.append(f"tracekv: counted and not listed: {more}; `tracekv explain REQUEST` tells them too")
+        return self._checker.findings
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -169,9 +171,8 @@ class Teller:
         assert request_id is not None
         told = explain(run, request_id, hashed=self._hashed)
         assert told is not None, "a request is chosen from records that name it"
-        findings = self._findings
-        if findings is None:
-            findings = find_around(self._scan.processes, run, request_id)
+        judged = self._checker
+        findings = find_around(self._scan.processes, run, request_id) if judged is None else judged.findings
         told.broken = about(findings, run, told, hashed=self._hashed)
         if told.records_lost:
             told.notes.append(
@@ -211,7 +212,7 @@ class Teller:
 
     def table(self, console: Console, chosen: Sequence[Chosen]) -> None:
         """Print a line each."""
-        if self._findings is not None:
+        if self._checker is not None:
             self._rule_table(console, chosen)
             return
         if not chosen:
@@ -242,8 +243,8 @@ class Teller:
         console.print(table)
 
     def _rule_table(self, console: Console, chosen: Sequence[Chosen]) -> None:
-        findings = self._all_findings()
-        told = [each for each in chosen if each.request_id is not None]
+        assert self._checker is not None
+        told = sum(each.request_id is not None for each in chosen)
         broken = {each: self._broken(each) for each in chosen}
         if not chosen:
             console.print(f"no rule was broken in {self._scan.records:,} records", markup=False)
@@ -252,9 +253,11 @@ class Teller:
         assert first is not None
         style = "bold red" if first.severity == "violation" else "bold yellow"
         console.print(Text(named(first), style), soft_wrap=True)
-        proved = sum(each.severity.value == "violation" for each in findings)
+        proved = violations(self._checker)
+        suspects = self._checker.counts.total() - proved
         console.print(
-            f"{proved} violations and {len(findings) - proved} suspects, in {len(told)} requests", markup=False
+            f"{plural(proved, 'violation')} and {plural(suspects, 'suspect')}; {plural(told, 'request')} listed",
+            markup=False,
         )
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
         several = len({each.run.key for each in chosen}) > 1

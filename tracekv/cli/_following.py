@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tracekv.cli._judging import EVERY
 from tracekv.journal.directory import journal_files
 from tracekv.journal.layout import JournalFormatError, JournalNotReady
 from tracekv.journal.opening import why_left_out
@@ -141,7 +142,7 @@ class Following:
         self._found_counts: Counter[str] = Counter()
         #: When counting began, on the clock of each process that was there.
         self._began = {source_name(p.facts): _monotonic(p, self._since_unix_ns) for p in found.processes}
-        self._checker = Checker(on_finding=self._count_finding)
+        self._checker = Checker(on_finding=self._count_finding, most_of_a_rule=EVERY)
         self._judged = "all records"
         if found.records <= JUDGED:
             judge_scanned(found.processes, self._checker)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekv.journal.process_scan import ProcessScan
-from tracekv.rules import Checker, Finding
+from tracekv.rules import Checker, Finding, Severity
+from tracekv.rules.catalogue import RULES
+from tracekv.rules.checker import MOST_OF_A_RULE
 from tracekv.rules.model import Limits
 from tracekv.rules.offline import judge_scanned, source_name
 from tracekv.rules.showing import as_data, in_words
@@ -17,15 +20,21 @@ from tracekv.views.runs import Run
 WHOLE = 50_000
 #: Records before a request's first and after its last one that are judged with it.
 BEFORE, AFTER = 8_192, 4_096
+#: As many findings of a rule as there are.
+EVERY = 1 << 62
 #: Numbers of findings that are requests' ids.
 _IDS = ("other_request", "given_to")
 
 
 def find_all(
-    processes: Sequence[ProcessScan], *, limits: Limits | None = None, progress: Callable[[int], object] | None = None
+    processes: Sequence[ProcessScan],
+    *,
+    limits: Limits | None = None,
+    most_of_a_rule: int = MOST_OF_A_RULE,
+    progress: Callable[[int], object] | None = None,
 ) -> Checker:
     """All rules over all records."""
-    checker = Checker(limits=limits)
+    checker = Checker(limits=limits, most_of_a_rule=most_of_a_rule)
     judge_scanned(processes, checker, progress=progress)
     return checker
 
@@ -33,12 +42,26 @@ def find_all(
 def find_around(
     processes: Sequence[ProcessScan], run: Run, request_id: int, *, limits: Limits | None = None
 ) -> list[Finding]:
-    """What the rules find in the records around those of a request, or in all where they are few."""
+    """What the rules find in the records around those of a request, or in all where they are few.
+
+    However many others the same rule has: one of the last may be this request's.
+    """
     if sum(process.records for process in processes) <= WHOLE:
-        return find_all(processes, limits=limits).findings
-    checker = Checker(limits=limits)
+        return find_all(processes, limits=limits, most_of_a_rule=EVERY).findings
+    checker = Checker(limits=limits, most_of_a_rule=EVERY)
     judge_scanned([each.process for each in run.segments], checker, ranges=_ranges(run, request_id))
     return checker.findings
+
+
+def violations(checker: Checker) -> int:
+    """How many were found, those that were only counted among them; the others are suspects."""
+    return sum(checker.counts[rule.id] for rule in RULES if rule.severity is Severity.VIOLATION)
+
+
+def untold(checker: Checker) -> dict[str, int]:
+    """By rule, how many findings were counted and not kept."""
+    kept = Counter(found.rule for found in checker.findings)
+    return {rule: more for rule, count in checker.counts.items() if (more := count - kept[rule])}
 
 
 def _ranges(run: Run, request_id: int) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
-from tracekv.cli._judging import as_shown
+from tracekv.cli._judging import as_shown, untold, violations
 from tracekv.cli._opening import progress_bar, scanned
 from tracekv.journal.scan import Scan
 from tracekv.rules import Checker, Finding, Severity
@@ -49,12 +49,8 @@ def check(
     except (NoJournals, SettingsError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(_UNUSABLE) from None
-    if _violations(checker):
+    if violations(checker):
         raise typer.Exit(1)
-
-
-def _violations(checker: Checker) -> int:
-    return sum(found.severity is Severity.VIOLATION for found in checker.findings)
 
 
 def _tell(scan: Scan, checker: Checker, read: Read, *, as_json: bool, hashed: bool) -> None:
@@ -70,10 +66,10 @@ def _tell(scan: Scan, checker: Checker, read: Read, *, as_json: bool, hashed: bo
 
 
 def _report(checker: Checker, read: Read, processes: int, shown: list[dict[str, Any]]) -> dict[str, Any]:
-    violations = _violations(checker)
+    proved = violations(checker)
     return {
-        "violations": violations,
-        "suspects": len(checker.findings) - violations,
+        "violations": proved,
+        "suspects": checker.counts.total() - proved,
         "counts": dict(checker.counts),
         "processes": processes,
         **read._asdict(),
@@ -84,25 +80,23 @@ def _report(checker: Checker, read: Read, processes: int, shown: list[dict[str, 
 
 def _print(checker: Checker, read: Read, processes: int, shown: list[dict[str, Any]], *, hashed: bool) -> None:
     console = Console(highlight=False)
-    violations = _violations(checker)
     for found, data in zip(checker.findings, shown, strict=True):
         _print_finding(console, found, data)
     if hashed and shown:
         console.print("proofs are left out: they name requests, whose ids are hashed here", soft_wrap=True)
     for rule, error in checker.removed.items():
         console.print(Text(f"{rule} failed and was removed: {error}", "bold red"), soft_wrap=True)
-    for rule, count in checker.counts.items():
-        told_of = sum(found.rule == rule for found in checker.findings)
-        if count > told_of:
-            console.print(f"{rule}: {count - told_of} more of these", soft_wrap=True)
+    for rule, more in untold(checker).items():
+        console.print(f"{rule}: {more} more of these", soft_wrap=True)
     told = f"{read.records} records of {processes} process{'es' if processes > 1 else ''}"
     if read.lost or read.undecodable:
         told += f", {read.lost} lost, {read.undecodable} unknown"
     if read.running:
         told += f"; {read.running} still running: what waits for more records is not judged"
-    suspects = len(checker.findings) - violations
+    proved = violations(checker)
+    suspects = checker.counts.total() - proved
     console.print(
-        f"{told}: {violations} violation{'s' if violations != 1 else ''}, {suspects} suspect{'s' if suspects != 1 else ''}",
+        f"{told}: {proved} violation{'s' if proved != 1 else ''}, {suspects} suspect{'s' if suspects != 1 else ''}",
         soft_wrap=True,
     )
 

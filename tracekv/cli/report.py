@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from rich.console import Console
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._explaining import Teller
-from tracekv.cli._judging import find_all, is_of_run
+from tracekv.cli._judging import find_all, is_of_run, violations
 from tracekv.cli._opening import progress_bar, scanned
 from tracekv.cli._output import CannotWrite, output_file
 from tracekv.journal.scan import Scan
@@ -53,10 +54,9 @@ def report(
             teller = Teller(scan, hashed=hashed, trace_url="")
             chosen = _chosen(teller, requests or [])
             parts = ReportData(scan, hashed=hashed, chosen=chosen)
-            findings, more = _findings(scan, parts.runs, hashed=hashed) if rules else (None, 0)
+            findings, counts = _findings(scan, parts.runs, hashed=hashed) if rules else (None, {})
             with progress_bar("reporting") as tell, _uncollected():
-                data = parts.build(findings, tell)
-                data["more_findings"] = more
+                data = parts.build(findings, tell) | counts
                 with output_file(output) as file:
                     file.write(page("tracekv report", SCRIPTS, data))
             for note in teller.notes:
@@ -84,7 +84,8 @@ def _chosen(teller: Teller, requests: Sequence[str]) -> list[tuple[Run, int]]:
     return [(each.run, each.request_id) for each in found if each.request_id is not None]
 
 
-def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[dict[str, Any]], int]:
+def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The findings that are shown, and how many there are in all, by rule those that aren't shown."""
     with progress_bar("rules") as tell:
         checker = find_all(scan.processes, progress=lambda done: tell(done, scan.records))
     shown = []
@@ -99,4 +100,6 @@ def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[di
         elif hashed:
             data["request"] = None
         shown.append(data)
-    return shown, sum(checker.counts.values()) - len(shown)
+    proved = violations(checker)
+    more = checker.counts - Counter(each["rule"] for each in shown)
+    return shown, {"violations": proved, "suspects": checker.counts.total() - proved, "more_findings": more}

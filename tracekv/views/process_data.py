@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from tracekv.journal.records import (
@@ -34,10 +35,11 @@ def process_data(run: Run, segment: Segment) -> Data:
         "classes": [],
         "groups": [],
         "tokens_per_block": facts.tokens_per_block or None,
-        "events": [],
     }
+    events: Counter[str] = Counter()
     for record in segment.select(*_TELLING):
-        _tell(told, record)
+        _tell(told, events, record)
+    told["events"] = [event if times == 1 else f"{times:,} times: {event}" for event, times in events.items()]
     calls, took_ns = 0, 0
     for record in segment.select(CallCounts):
         if isinstance(record, CallCounts):
@@ -50,7 +52,7 @@ def process_data(run: Run, segment: Segment) -> Data:
     return told
 
 
-def _tell(told: Data, record: Record) -> None:
+def _tell(told: Data, events: Counter[str], record: Record) -> None:
     match record:
         case ConnectorWrapped():
             implemented = [source.name for source in record.implemented]
@@ -72,12 +74,13 @@ def _tell(told: Data, record: Record) -> None:
         case SettingsSeen():
             told["settings"] = record.digest.hex()[:16]
         case TracerFault():
-            told["events"].append(f"the instrument {record.instrument} failed ({record.error}) and was removed")
+            events[f"the instrument {record.instrument} failed ({record.error}) and was removed"] += 1
         case TracingReduced() if record.is_off:
-            told["events"].append("the detail was switched off for a while: no call was recorded")
+            events["the detail was switched off for a while: no call was recorded"] += 1
         case TracingReduced() if record.is_reduced:
-            told["events"].append("tracing took more than its share: calls were only counted for a while")
+            events["tracing took more than its share: calls were only counted for a while"] += 1
         case WatchReport() if not record.is_complete:
             reasons = ", ".join(sorted({gap.reason.value for gap in record.gaps}))
-            told["events"] = [each for each in told["events"] if not each.startswith("the watch")]
-            told["events"].append(f"the watch may not have seen every byte: {reasons}")
+            for earlier in [each for each in events if each.startswith("the watch")]:
+                del events[earlier]
+            events[f"the watch may not have seen every byte: {reasons}"] = 1

@@ -12,6 +12,7 @@ const PARTS = {
   compute: ["computing", "scheduler"],
   between: ["between passes", "requests"],
   held: ["finished, pages held", "events"],
+  untold: ["not told: calls were only counted", "counted"],
 };
 const { summary, timeline: picture } = data;
 const byKey = new Map(data.requests.rows.map((row) => [row.key, row]));
@@ -33,7 +34,6 @@ function requestName(key) {
 function summarySection() {
   const tile = (title, value, note) => make("div", {}, make("dt", {}, title), make("dd", {}, value, note ? make("span", { class: "small" }, note) : null));
   const computed = Math.max(0, summary.prompt_tokens - summary.computed_tokens - summary.honoured_tokens);
-  const problems = data.findings === null ? null : data.findings.filter((each) => each.severity === "violation").length;
   const tiles = make(
     "dl",
     { class: "tiles" },
@@ -42,7 +42,7 @@ function summarySection() {
     tile("Saved", bytes(summary.saved_bytes), plural(summary.saved_tokens, "token")),
     tile("Load stall", duration(summary.load_stall_ns), "as connectors tell it"),
     tile("Offered, honoured", summary.offered_tokens ? share(summary.honoured_tokens, summary.offered_tokens) : "–", `of ${plural(summary.offered_tokens, "token")} offered`),
-    tile("Violations", problems === null ? "not run" : count(problems), problems === null ? "--no-rules" : `${count(data.findings.length - problems)} suspects`),
+    data.findings === null ? tile("Violations", "not run", "--no-rules") : tile("Violations", count(data.violations), plural(data.suspects, "suspect")),
   );
   const source = summary.prompt_tokens
     ? [
@@ -217,7 +217,7 @@ function requestStory(row) {
   } }, "Show on the timeline");
   const head = [make("h3", {}, `Request ${row.label}`), make("div", { class: "tools" }, onTimeline)];
   if (!told) return [...head, make("p", { class: "muted" }, `Its time isn't explained here: only that of the ${data.requests.rows.filter((each) => each.told).length} requests that waited longest is. \`tracekv explain ${row.label}\` tells it.`)];
-  const parts = Object.entries(told.parts).map(([name, ns]) => [PARTS[name]?.[0] ?? name, ns, PARTS[name]?.[1] ?? "counted", duration(ns)]);
+  const parts = Object.entries(told.parts).map(([name, ns]) => [PARTS[name][0], ns, PARTS[name][1], duration(ns)]);
   const hidden = told.load_ns ? ` Of the ${duration(told.load_ns)} in which its KV was on the way to the device, ${share(told.load_hidden_ns, told.load_ns)} passed behind computing.` : "";
   const pairs = [
     ["prompt", `${plural(row.prompt ?? 0, "token")}, ${count(row.computed)} on the device`],
@@ -300,7 +300,7 @@ function stallSection() {
   const groups = summary.groups.filter((group) => group.ways.load.stall_ns);
   return section("stalls", "Stalls and misses",
     make("h3", {}, `Where the time of ${explained.length === data.requests.total ? "all" : `the ${count(explained.length)} explained`} requests went`),
-    explained.length ? stack("Parts", Object.entries(sums).map(([name, ns]) => [PARTS[name]?.[0] ?? name, ns, PARTS[name]?.[1] ?? "counted", duration(ns)])) : make("p", { class: "muted" }, "The records name no request."),
+    explained.length ? stack("Parts", Object.entries(sums).map(([name, ns]) => [PARTS[name][0], ns, PARTS[name][1], duration(ns)])) : make("p", { class: "muted" }, "The records name no request."),
     make("div", { class: "columns" },
       make("div", {}, make("h3", {}, "Time the engine thread stood inside the connector, measured"),
         inside.length ? table("Time inside the connector", [
@@ -330,8 +330,8 @@ function ruleSection() {
   const { findings } = data;
   if (findings === null) return section("rules", "Contract rules", make("p", { class: "muted" }, "They weren't run (--no-rules). `tracekv check` runs them alone."));
   if (!findings.length) return section("rules", "Contract rules", make("p", { class: "good" }, "No rule of the connector contract is broken, as far as these records tell."));
-  const more = data.more_findings ? [make("p", { class: "small muted" }, `${count(data.more_findings)} further findings are of the same rules.`)] : [];
-  return section("rules", "Contract rules", ...findings.map(finding), ...more);
+  const more = Object.entries(data.more_findings).map(([rule, times]) => `${count(times)} of ${rule}`).join(", ");
+  return section("rules", "Contract rules", ...findings.map(finding), more ? make("p", { class: "small muted" }, `Found as well, and not listed here: ${more}.`) : null);
 }
 
 function finding(each) {
