@@ -11,6 +11,7 @@ from tracekv.journal.records import Record
 from tracekv.journal.vocabulary import Callback
 from tracekv.rules.catalogue import RULES
 from tracekv.rules.model import Evidence, Finding, Hit, Limits, Rule
+from tracekv.rules.plain import spared
 from tracekv.rules.state import Recent, Run, Source
 from tracekv.rules.tracker import Tracker
 
@@ -58,7 +59,8 @@ class Checker:
             for name in dir(rule):
                 if name.startswith("on_"):
                     self._listeners.setdefault(name[3:], []).append((rule, getattr(rule, name)))
-        self._tracker = Tracker(self._limits, self._tell)
+        heard = {event: [rule.id for rule, _ in told] for event, told in self._listeners.items()}
+        self._tracker = Tracker(self._limits, self._tell, spared(heard))
         self._takers = self._tracker.takers
         self._numbers: Counter[str] = Counter()
         self._in_run: Recent[tuple[bytes, str], int] = Recent(4096)

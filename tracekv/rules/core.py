@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tracekv.journal.records import (
@@ -34,11 +34,15 @@ class Core:
     Args:
         limits: For what settles when.
         tell: Called with an event's name and the event.
+        spared: Names of events that aren't told where they are plain.
     """
 
-    def __init__(self, limits: Limits, tell: Tell) -> None:
+    def __init__(self, limits: Limits, tell: Tell, spared: Collection[str]) -> None:
         self._limits = limits
         self._tell = tell
+        self._spares_query, self._spares_lookup = "query" in spared, "lookup" in spared
+        self._spares_astray = "astray" in spared
+        self._spares_loaded, self._spares_left = "loaded" in spared, "left" in spared
         self._sources: Recent[str, Source] = Recent(_MOST_SOURCES)
         self._runs: Recent[bytes, Run] = Recent(_MOST_RUNS)
         #: Worker classes that report what they move, in whichever run they did.
@@ -76,11 +80,11 @@ class Core:
     def _settle(self, run: Run, source: Source, name: str, request: Request) -> None:
         """What is known of a request's load, or of its end, is all that there will be."""
         if name == "left":
-            if not is_plain_end(request):
+            if not (self._spares_left and is_plain_end(request)):
                 self._tell("left", events.Settled(run, source, request))
         elif (request.honoured or 0) > 0:
             promised = promise(run, request)
-            if not is_plain_load(run, request, promised):
+            if not (self._spares_loaded and is_plain_load(run, request, promised)):
                 self._tell("loaded", events.Loaded(run, source, request, promised))
 
     # -- what processes are -----------------------------------------------------------------------------------------

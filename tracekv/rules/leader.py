@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import itemgetter
 
 from tracekv.journal.records import (
@@ -28,8 +28,8 @@ _FLAT_ALLOC = int(Callback.UPDATE_STATE_AFTER_ALLOC)
 class LeaderRecords(Core):
     """Takes the scheduler's callbacks."""
 
-    def __init__(self, limits: Limits, tell: Tell) -> None:
-        super().__init__(limits, tell)
+    def __init__(self, limits: Limits, tell: Tell, spared: Collection[str]) -> None:
+        super().__init__(limits, tell, spared)
         self._slow_query_ns = min(limits.io_in_query_ns, limits.query_ns)
         self._keys: Recent[bytes, Keyed] = Recent(MOST_IDS)
 
@@ -78,13 +78,13 @@ class LeaderRecords(Core):
                 run.bounded.append(lookup)
                 is_bounded = True
         query = events.Query(run, source, request, record)
-        if not is_plain_answer(run, request, record):
+        if not (self._spares_query and is_plain_answer(run, request, record)):
             self._tell("query", query)
         if request.lookup is not None and request.lookup.key is not None:
             self._keyed(run, source, request, record, request.lookup, request.lookup.key)
         if record.ended_ns - record.started_ns >= self._slow_query_ns:
             self._tell("slow_query", query)
-        if is_bounded or not is_as_looked_up(request, record):
+        if is_bounded or not (self._spares_lookup and is_as_looked_up(request, record)):
             self._tell("lookup", query)
 
     def _keyed(self, run: Run, source: Source, request: Request, record: QueryCall, lookup: Lookup, key: bytes) -> None:

@@ -132,8 +132,8 @@ class Rule:
         Fix: what to do.
 
     and methods, each of which gets an event of :mod:`tracekv.rules.events` and yields what it finds. A rule may keep state, in
-    bounds. What nothing can be found in isn't told: that is what keeps the rules cheap. A rule that needs more than is told changes
-    :mod:`tracekv.rules.plain`, or where its event is told.
+    bounds. What nothing can be found in isn't told: that is what keeps the rules cheap. What :mod:`tracekv.rules.plain` finds plain
+    is told all the same while a rule listens that isn't listed there; other events are told where it is said below.
 
     - :class:`~tracekv.rules.events.Query`: ``on_query``, but for plain answers; then ``on_slow_query``, those that may have taken too
       long, and ``on_lookup``, those that aren't as looked up, or that one layer group brought to nothing.

@@ -1,11 +1,12 @@
 """What nothing can be found in, seen at once: the rules aren't told of it.
 
-Each of these answers True only where every rule that would be told stays silent.
+Each of these answers True only where every rule in :data:`SPEAKS_FOR` that would be told stays silent. An event of which another
+rule wants to hear is told always, until that rule is listed here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tracekv.journal.records import QueryCall, Transfer
 from tracekv.journal.vocabulary import Direction
@@ -13,6 +14,20 @@ from tracekv.rules.state import MOST_TOKENS, Request, Run
 
 # An enumeration's members are looked up in its class each time.
 _LOAD = Direction.LOAD
+
+#: ``event -> ids of the rules that stay silent where it is plain``: ``on_<event>`` is not called then.
+SPEAKS_FOR: dict[str, frozenset[str]] = {
+    "query": frozenset({"S1", "S1b", "S1c", "S2", "S3", "S3b"}),  # is_plain_answer
+    "lookup": frozenset({"N2", "N3", "N4"}),  # is_as_looked_up; N2 is told where one layer group is the bound
+    "astray": frozenset({"L1", "L1b", "L1c", "S8", "S8b", "S10b"}),  # is_plain_transfer
+    "loaded": frozenset({"W2", "W2b", "N1", "P4"}),  # is_plain_load
+    "left": frozenset({"S9", "S13b", "W9"}),  # is_plain_end
+}
+
+
+def spared(listeners: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    """The events that needn't be told where they are plain; ``listeners`` are the rules' ids by event."""
+    return frozenset(event for event, ids in SPEAKS_FOR.items() if ids.issuperset(listeners.get(event, ())))
 
 
 def is_plain_answer(run: Run, request: Request, record: QueryCall) -> bool:

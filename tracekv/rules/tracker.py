@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tracekv.journal.records import (
@@ -44,8 +44,8 @@ class Tracker(LeaderRecords, WorkerRecords):
         takers: What takes a process (:meth:`source`) and a record, by the record's type; there is none for those that tell nothing.
     """
 
-    def __init__(self, limits: Limits, tell: Tell) -> None:
-        super().__init__(limits, tell)
+    def __init__(self, limits: Limits, tell: Tell, spared: Collection[str]) -> None:
+        super().__init__(limits, tell, spared)
         self.takers: dict[type[Record], Callable[[Source, Any], None]] = {
             ProcessStarted: self._process_started,
             ConnectorWrapped: self._wrapped,

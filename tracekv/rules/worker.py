@@ -192,7 +192,7 @@ class WorkerRecords(Core):
             self._reporting.add(source.worker_class)
         request = run.requests.get(record.request_id)
         is_load = record.direction is _LOAD
-        is_plain = is_plain_transfer(run, request, record)
+        is_plain = is_plain_transfer(run, request, record) and self._spares_astray
         moved = None
         if is_load or not is_plain or request is None or request.left_ns or request.lost_pages:
             moved = events.Moved(run, source, request, record)
