@@ -51,7 +51,6 @@ class Followed:
         records, cursor, lost = self._ring.read(self.cursor)
         if lost:
             self.lost += lost
-            self.view.inflight.lost(lost)
             checker.lost(source_name(self.facts), lost)
         for record in records:
             self.view.feed(record)
@@ -77,7 +76,7 @@ class Followed:
             inside = f"{side.value}.{method}" + (f" {layers[0]}" if layers else "")
         line = ProcessLine(
             facts.rank, facts.world, self.facts.pid, self.facts.host, facts.run_id.hex() or None, is_alive, inside,
-            max(0, now_ns - state.since_ns) / 1e9 if inside else 0.0, self.view.step,
+            max(0, now_ns - state.since_ns) / 1e9 if inside else 0.0, self.view.inflight.step,
             (clock_ns - self.view.last_ns) / 1e9 if self.view.last_ns and is_here else None, self.records, self.lost,
             0 if self._ring is None else self._ring.written_bytes(),
         )  # fmt: skip
@@ -89,10 +88,11 @@ def view_of(process: ProcessScan, *, window_s: float, since_unix_ns: int | None)
     """What was scanned of a process, in a view."""
     view = TopView(window_s=window_s, since_ns=_monotonic(process, since_unix_ns))
     latest = max(0, process.next_sequence - LATEST)
-    for record in process.select(*_EXPLAINS, last=latest):
-        view.inflight.feed(record)
-    for record in process.select(*COUNTED, last=latest):
-        view.recall(record)
+    for record in process.select(*_EXPLAINS, *COUNTED, last=latest):
+        if isinstance(record, _EXPLAINS):
+            view.inflight.feed(record)
+        else:
+            view.recall(record)
     for record in process.select(first=latest):
         view.feed(record)
     return view

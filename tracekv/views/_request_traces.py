@@ -255,6 +255,10 @@ class RequestTraces:
         """End every story that is still open, as abandoned."""
         return [span for request_id in list(self._open) for span in self._end(request_id, "abandoned", None)]
 
+    def run_begins(self) -> None:
+        """Requests are numbered anew from here on."""
+        self._ended.clear()
+
     def _story(self, request_id: int, at_ns: int) -> tuple[list[Span], _Open]:
         known = self._open.get(request_id)
         if known is not None:

@@ -220,6 +220,10 @@ class StepTraces:
         """End all steps."""
         return [*self._take_ended(), *self._end(list(self._open))]
 
+    def run_begins(self) -> None:
+        """Steps are numbered anew from here on."""
+        self._latest = 0
+
     def _end(self, numbers: list[int]) -> list[Span]:
         steps = [self._open.pop(number) for number in sorted(numbers)]
         return [self._root(step) for step in steps if step.has_root and step.is_exported]

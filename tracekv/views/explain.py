@@ -217,7 +217,7 @@ def explain(run: Run, request_id: int, *, hashed: bool = False) -> Explanation |
         parts, timing.length(timing.merged(moving)), timing.length(timing.overlap(moving, timeline.computing())),
         (derived if caller is None else caller.trace_id).hex(), _now(leader, end),
     )  # fmt: skip
-    result.is_running = any(segment.process.is_alive() for segment in run.segments)
+    result.is_running = any(segment.is_latest and segment.process.is_alive() for segment in run.segments)
     result.records = records
     result.records_lost = sum(segment.process.lost for segment in run.segments)
     result.windows = {group: each.window_size or 0 for group, each in leader.facts.groups.items()}
@@ -248,7 +248,7 @@ def _now(leader: Segment, end: int) -> int:
 def _inside(segment: Segment) -> str | None:
     """The callback that a process was in when it was looked at, if this run is its last."""
     state = segment.process.state()
-    if not state.callback or segment.last != segment.process.next_sequence:
+    if not state.callback or not segment.is_latest:
         return None
     try:
         callback = Callback(state.callback)

@@ -34,6 +34,8 @@ class Facts:
         started: The process's first record.
         groups: The registered layer groups by id.
         has_scheduler: Whether this process has a traced scheduler: then it is the one that ends requests and steps.
+        engines: How many engines the process has had: where a half of a connector is constructed again, another one begins, which
+            numbers its requests and passes anew.
     """
 
     def __init__(self) -> None:
@@ -45,6 +47,8 @@ class Facts:
         self.groups: dict[int, GroupFacts] = {}
         self.tokens_per_block = 0
         self.has_scheduler = False
+        self.engines = 0
+        self._wrapped: set[Side] = set()
         self._group_of_layer: dict[int, int] = {}
         self._offset_ns = 0
         self._classes: dict[Side, str] = {}
@@ -64,6 +68,10 @@ class Facts:
                 self.rank = record.rank if record.rank >= 0 else None
                 self.world = record.world if record.world >= 0 else None
             case ConnectorWrapped():
+                if not self.engines or record.side in self._wrapped:
+                    self.engines += 1
+                    self._wrapped.clear()
+                self._wrapped.add(record.side)
                 self.has_scheduler |= record.side is Side.SCHEDULER
                 self._classes[record.side] = record.class_name
                 for source in record.implemented:

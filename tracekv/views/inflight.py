@@ -12,7 +12,6 @@ import msgspec
 
 from tracekv.journal.records import (
     AllocCall,
-    BindCall,
     BuildCall,
     Call,
     Enqueued,
@@ -98,21 +97,30 @@ class InFlightView:
         facts: The process.
         requests: Open requests by id; only a process with the scheduler has any.
         last_ns: When something was told last.
+        step: The pass of the process's last engine.
     """
 
     def __init__(self) -> None:
         self.facts = Facts()
-        self.requests: dict[int, OpenRequest] = {}
         self.last_ns = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """An engine begins."""
+        self.requests: dict[int, OpenRequest] = {}
         self._plans: list[_Plan] = []
         self._moved: dict[tuple[int, Direction, int], set[int]] = {}
         self._returned: set[tuple[int, Direction]] = set()
         self._ended_step = 0
-        self._step = 0
+        self.step = 0
 
     def feed(self, record: Record) -> None:
         """Take one record."""
+        engines = self.facts.engines
         self.facts.observe(record)
+        if self.facts.engines != engines:
+            self._begin()
+        self.step = max(self.step, getattr(record, "step", 0))
         self.last_ns = max(self.last_ns, getattr(record, "ended_ns", 0), getattr(record, "at_ns", 0))
         match record:
             case Enqueued():
@@ -132,13 +140,8 @@ class InFlightView:
             case Transfer() if record.error is None:
                 key = (record.request_id, record.direction, record.layer_group)
                 self._moved.setdefault(key, set()).update(record.pages)
-            case BindCall():
-                self._step = max(self._step, record.step)
             case Call(callback=Callback.WAIT_FOR_SAVE):
                 self._pass_ended(record)
-
-    def lost(self, count: int) -> None:
-        """Records were overwritten unread: what they told is missing here."""
 
     def moves(self, leader: InFlightView | None = None) -> list[InFlightMove]:
         """What this process was to move and hasn't told as moved.
@@ -194,7 +197,6 @@ class InFlightView:
             self._plans += self._loads(known, record.ended_ns, 0)
 
     def _built(self, record: BuildCall) -> None:
-        self._step = record.step
         new_pages = dict(record.pages)
         scheduled = zip(record.request_ids, record.computed_positions, record.scheduled_tokens, strict=False)
         for position, (request_id, computed, tokens) in enumerate(scheduled):

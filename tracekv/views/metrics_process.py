@@ -252,7 +252,11 @@ class ProcessMetrics:
         self._hooks.registered(record)
 
     def _wrapped(self, record: ConnectorWrapped) -> None:
+        engines = self.facts.engines
         self.facts.observe(record)
+        if self.facts.engines != engines:  # what an engine before was given is gone with it
+            self._loading.clear()
+            self._saving.clear()
         if record.side is Side.WORKER:
             self.has_worker = True
             self._hooks.wrapped(record)

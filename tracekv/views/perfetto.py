@@ -9,6 +9,7 @@ Source: "Trace Event Format", the document of the Chromium project.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -19,12 +20,12 @@ from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.reader import JournalState
 from tracekv.journal.records import Transfer
 from tracekv.journal.vocabulary import Callback, Source
-from tracekv.views import ids
 from tracekv.views.bar_facts import bar_facts
 from tracekv.views.clock import unix_offsets
 from tracekv.views.facts import callback_name
 from tracekv.views.first_use import Arrow, FirstUses
 from tracekv.views.rates import Level, TransferRates
+from tracekv.views.runs import Run, Segment, runs_of
 from tracekv.views.timeline import Bar, Lane, Row, Timeline
 from tracekv.views.tracks import TRACKS_OF_A_PROCESS, Tracks
 
@@ -45,10 +46,15 @@ def write_perfetto(processes: Sequence[ProcessScan], out: BinaryIO, *, hash_requ
     zero = min(starts, default=0)
     out.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
     count = 0
-    for number, (scan, offset) in enumerate(zip(processes, offsets, strict=True), 1):
-        for event in _Process(number, zero - offset, hash_request_ids=hash_request_ids).events(scan):
-            out.write((b",\n" if count else b"") + _encode(event))
-            count += 1
+    known = {
+        scan.facts.process_id: _Process(number, zero - offset, hash_request_ids=hash_request_ids)
+        for number, (scan, offset) in enumerate(zip(processes, offsets, strict=True), 1)
+    }
+    for run in runs_of(processes):
+        for segment in run.segments:
+            for event in known[segment.process.facts.process_id].events(run, segment):
+                out.write((b",\n" if count else b"") + _encode(event))
+                count += 1
     lost = sum(process.lost for process in processes)
     told = {"tool": f"tracekv {__version__}", "start_unix_ns": str(zero), "records_lost": lost}
     out.write(b'\n],"otherData":' + _encode(told) + b"}\n")
@@ -62,25 +68,27 @@ class _Process:
         self._pid = number
         self._zero_ns = zero_ns
         self._hash = hash_request_ids
-        self._timeline = Timeline()
         self._tracks = Tracks(number * TRACKS_OF_A_PROCESS)
-        self._uses = FirstUses()
-        self._rates = TransferRates()
         self._arrows = 0
 
-    def events(self, scan: ProcessScan) -> Iterator[Event]:
-        for record in scan.select():
-            for bar in self._timeline.feed(record):
+    def events(self, run: Run, segment: Segment) -> Iterator[Event]:
+        """Those of one of its engines; they come in the order of their runs."""
+        self._label = functools.partial(run.request_label, hashed=self._hash)
+        self._uses = FirstUses()
+        timeline, rates = Timeline(segment.facts), TransferRates()
+        for record in segment.select():
+            for bar in timeline.feed(record):
                 yield from self._bar(bar)
             if isinstance(record, Transfer) and record.source is not Source.PLANNED:
-                for level in self._rates.add(record):
+                for level in rates.add(record):
                     yield from self._level(level)
-        for bar in self._timeline.close():
+        for bar in timeline.close():
             yield from self._bar(bar)
-        for level in self._rates.close():
+        for level in rates.close():
             yield from self._level(level)
-        yield from self._in_progress(scan.state())
-        yield from self._names(scan)
+        if segment.is_latest:
+            yield from self._in_progress(segment.process.state())
+            yield from self._names(segment)
 
     def _bar(self, bar: Bar) -> Iterator[Event]:
         track = self._tracks.place(bar.lane, bar.start_ns, bar.end_ns)
@@ -145,10 +153,10 @@ class _Process:
             "name": f"{method}{layer}, not left",
         }  # fmt: skip
 
-    def _names(self, scan: ProcessScan) -> Iterator[Event]:
-        facts = self._timeline.facts
+    def _names(self, segment: Segment) -> Iterator[Event]:
+        facts, process = segment.facts, segment.process.facts
         rank = "" if facts.rank is None else f"rank {facts.rank}, "
-        name = f"{rank}{scan.facts.host} pid {scan.facts.pid}"
+        name = f"{rank}{process.host} pid {process.pid}"
         order = _FAR_RANK + self._pid if facts.rank is None else facts.rank
         yield self._metadata("process_name", {"name": name})
         yield self._metadata("process_sort_index", {"sort_index": order})
@@ -158,9 +166,6 @@ class _Process:
 
     def _metadata(self, name: str, args: dict[str, Any], track: int = 0) -> Event:
         return {"ph": "M", "pid": self._pid, "tid": track, "ts": msgspec.Raw(b"0"), "name": name, "args": args}
-
-    def _label(self, request_id: int) -> str:
-        return ids.request_label(self._timeline.facts.run, request_id, hashed=self._hash)
 
     def _us(self, monotonic_ns: int) -> msgspec.Raw:
         return _us(max(0, monotonic_ns - self._zero_ns))

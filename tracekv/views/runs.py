@@ -45,6 +45,11 @@ class Segment:
         latest = process.anchors()[-1]
         self.offset_ns = latest.wall_ns - latest.monotonic_ns
 
+    @property
+    def is_latest(self) -> bool:
+        """Whether the process has had no engine after this one."""
+        return self.last == self.process.next_sequence
+
     def select(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Record]:
         """As :meth:`ProcessScan.select`, within this part."""
         for _, record in self.numbered(*kinds, first=first, last=last):

@@ -109,13 +109,15 @@ class SpanView:
     def feed(self, record: Record) -> list[Span]:
         """Take one record; the spans that are finished by it."""
         self.records += 1
+        engines = self.facts.engines
         self.facts.observe(record)
+        ended = self._engine_ends() if engines and self.facts.engines != engines else []
         if isinstance(record, RunJoined):
             return self._release() if self._held is not None else self._settle()
         if self._context.detail == "off":
-            return []
+            return ended
         if self._held is None:
-            return self._view(record)
+            return [*ended, *self._view(record)]
         self._held.append(record)
         # A worker that is bound bare metadata will never be told of a run.
         is_alone = isinstance(record, BindCall) and not record.has_envelope
@@ -149,6 +151,11 @@ class SpanView:
         spans = self._release() if self._held is not None else []
         return [*spans, *self._bring_up_ends(), *self._requests.close(), *self._steps.close()]
 
+    def _engine_ends(self) -> list[Span]:
+        """Another engine of this process begins: what the one before left open ends with it."""
+        spans = self._release() if self._held is not None else []
+        return [*spans, *self._requests.close(), *self._steps.close()]
+
     def _bring_up_ends(self) -> list[Span]:
         spans = self._process.end()
         return [] if self._context.sampler.is_off else spans
@@ -159,6 +166,9 @@ class SpanView:
         return [span for record in held for span in self._view(record)]
 
     def _settle(self) -> list[Span]:
+        if self.facts.run != self._context.run:
+            self._requests.run_begins()
+            self._steps.run_begins()
         self._context.settle()
         self._steps.forget_layers()
         return []

@@ -88,7 +88,6 @@ class TopView:
         self.stall_ns = 0
         self.longest_stall_ns = 0
         self.last_ns = 0
-        self.step = 0
         self.lookups: dict[int, Lookup] = {}
         self._flows: deque[_Flow] = deque(maxlen=_MOST_FLOWS)
         self._asked: deque[_Asked] = deque(maxlen=_MOST_FLOWS)
@@ -108,7 +107,6 @@ class TopView:
         """Take a record, for what is going on and for what is counted."""
         self.inflight.feed(record)
         self.last_ns = max(self.last_ns, self.inflight.last_ns, getattr(record, "last_ended_ns", 0))
-        self.step = max(self.step, getattr(record, "step", 0) or 0)
         self._count(record)
 
     def recall(self, record: Record) -> None:
