@@ -133,12 +133,51 @@ def test_what_was_asked_of_late_is_told_by_the_second(tmp_path):
     assert "now       0.1 queries/s, 30 tokens/s, 0% on the device, 10% from the store" in shown
 
 
+def test_of_late_is_one_time_for_all_and_now_while_an_engine_runs(tmp_path):
+    """What engines did at their ends isn't what is done now, nor what the last of them did."""
+    write_journals(tmp_path, two_queries_ten_minutes_apart().records)
+    late = []
+    for prompt, records_of in ((40, write_later), (50, write_live)):
+        journal = records_of(tmp_path, prompt)
+        following = follow(tmp_path)
+        late.append(following.top().late_tokens["queried"])
+        following.close()
+        if journal:
+            journal.close()
+    assert late == [40, 50]
+
+
+def write_later(path, prompt):
+    tape = Tape()
+    tape.now += 30 * MINUTE
+    tape.query(8, prompt)
+    (path / "later").mkdir()
+    (file,) = write_journals(path / "later", [("later", record) for _, record in tape.records]).iterdir()
+    file.rename(path / "later.tkvring")
+    (path / "later").rmdir()
+
+
+def write_live(path, prompt):
+    tape = Tape()
+    tape.now = time.perf_counter_ns()
+    tape.query(9, prompt)
+    return live(path / "live.tkvring", tape.records)
+
+
+def test_queries_that_do_not_tell_their_prompts_are_queries_too(tmp_path):
+    tape = Tape()
+    tape.query(1, None, 0, 64)
+    write_journals(tmp_path, tape.records)
+    shown = " ".join(CliRunner().invoke(app, ["top", str(tmp_path)]).stdout.split())
+    assert "1 query, 0 prompt tokens: " in shown
+
+
 def test_an_age_is_a_number_with_a_unit(tmp_path):
     write_journals(tmp_path, two_queries_ten_minutes_apart().records)
     assert [parse_age(text) for text in ("90", "30s", "1.5m", "2h", "1d")] == [90, 30, 90, 7200, 86400]
     shown = CliRunner().invoke(app, ["top", "--since", "5m", str(tmp_path)])
     assert "counts since " in shown.stdout
-    assert "1 queries, 300 prompt tokens" in shown.stdout
+    assert "1 query, 300 prompt tokens" in shown.stdout
     for bad in ("soon", "-5m", "5 weeks", "0s", ""):
         refused = CliRunner().invoke(app, ["top", "--since", bad, str(tmp_path)])
         assert refused.exit_code == 2
@@ -215,7 +254,7 @@ def test_held_pages_and_broken_rules_are_shown(tmp_path):
     assert top.rules["violation S2"] == 1
     shown = CliRunner().invoke(app, ["top", str(tmp_path)]).stdout
     assert "violation S2 x1" in shown
-    assert "4 pages of 1 requests" in shown
+    assert "4 pages of 1 request, the oldest" in shown
     assert "L3" not in shown
 
 

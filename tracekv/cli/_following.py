@@ -67,7 +67,7 @@ class Followed:
         is_here = self.facts.boot_id == boot_id()
         last_ns = max(self.view.last_ns, state.since_ns)
         clock_ns = max(last_ns, time.perf_counter_ns()) if is_here else last_ns
-        # What is of late is counted back from now; of a process that is gone, from its last moment.
+        # Ages are counted back from now; of a process that is gone, from its last moment.
         now_ns = clock_ns if is_alive else last_ns
         inside = None
         if state.callback:
@@ -106,6 +106,12 @@ def _monotonic(process: ProcessScan, unix_ns: int | None) -> int:
     return max(0, unix_ns - anchor.wall_ns + anchor.monotonic_ns)
 
 
+def _unix(process: ProcessScan, monotonic_ns: int) -> int:
+    """A time of a process's own clock, as Unix time."""
+    anchor = process.anchors()[-1]
+    return monotonic_ns - anchor.monotonic_ns + anchor.wall_ns
+
+
 def _latest_unix_ns(processes: Sequence[ProcessScan]) -> int:
     """Now, while a process lives; else the last moment that is recorded of any."""
     if not processes or any(process.is_alive() for process in processes):
@@ -114,7 +120,7 @@ def _latest_unix_ns(processes: Sequence[ProcessScan]) -> int:
     for process in processes:
         anchor = process.anchors()[-1]
         last = [time_of(record) for record in process.select(first=process.next_sequence - _TAIL)]
-        found.append(max([anchor.monotonic_ns, *last]) - anchor.monotonic_ns + anchor.wall_ns)
+        found.append(_unix(process, max([anchor.monotonic_ns, *last])))
     return max(found)
 
 
@@ -191,18 +197,20 @@ class Following:
 
     def top(self) -> Top:
         """Everything, as it is now."""
+        seen = [each.seen() for each in self.followed]
+        # "Of late" is before now, while an engine runs; else before the last moment of whichever ended last.
+        is_over = not any(each.line.is_alive for each in seen)
+        moments = [_unix(each.process, one.now_ns) for each, one in zip(self.followed, seen, strict=True)]
+        latest_ns = max(moments) if is_over else time.time_ns()
+        for each, one in zip(self.followed, seen, strict=True):
+            one.late_ns = one.now_ns if one.line.is_alive else _monotonic(each.process, latest_ns)
         told = view.screen(
-            [each.seen() for each in self.followed], at_unix_ns=time.time_ns(), window_s=self._window_s, hashed=self._hashed,
+            seen, at_unix_ns=time.time_ns(), window_s=self._window_s, hashed=self._hashed,
             rules=self._found_counts, judged=self._judged,
         )  # fmt: skip
         told.notes = self.notes
         told.since_unix_ns = self._since_unix_ns
         return told
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing can come any more: no directory to look at, and no live process."""
-        return not self._directories and not any(each.process.is_alive() for each in self.followed)
 
     def close(self) -> None:
         """Give the files back."""

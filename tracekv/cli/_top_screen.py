@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekv.cli._explain_screen import human_bytes
+from tracekv.cli._explain_screen import human_bytes, plural
 from tracekv.views.top import STORE_ROW, RateLine, Top
 from tracekv.views.verdict import duration
 
@@ -122,11 +122,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def _tokens(top: Top) -> RenderableType:
-    queried = top.tokens.get("queried", 0)
-    if not queried:
+    queried, queries = top.tokens.get("queried", 0), top.tokens.get("requests", 0)
+    if not queries:
         return _labelled("prompts", "no request was asked about" + (" yet" if top.since_unix_ns is None else " since"))
     computed, offered, honoured = (top.tokens.get(name, 0) for name in ("computed", "offered", "honoured"))
-    asked = f"{top.tokens.get('requests', 0):,} queries, {queried:,} prompt tokens: {_share(computed, queried)} on the device, "
+    asked = f"{queries:,} {'query' if queries == 1 else 'queries'}, {plural(queried, 'prompt token')}: "
+    asked += f"{_share(computed, queried)} on the device, "
     asked += f"{_share(honoured, queried)} from the store" + (
         f" (of {offered:,} offered)" if offered != honoured else ""
     )
@@ -204,7 +205,7 @@ def _rest(top: Top) -> list[RenderableType]:
         )
     )
     held = (
-        f"{top.held_pages:,} pages of {top.held_requests:,} requests, the oldest for {_seconds(top.oldest_held_s)}"
+        f"{plural(top.held_pages, 'page')} of {plural(top.held_requests, 'request')}, the oldest for {_seconds(top.oldest_held_s)}"
         if top.held_requests
         else "none"
     )

@@ -279,13 +279,18 @@ class Top(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """One process at the moment of the screen: its view, and what only a reader of its journal knows."""
+    """One process at the moment of the screen: its view, and what only a reader of its journal knows.
+
+    Attributes:
+        now_ns: What ages are counted back from, on the process's clock; what is of late is counted back from ``late_ns``.
+    """
 
     view: TopView
     line: ProcessLine
     now_ns: int
     key: bytes
     undecodable: int = 0
+    late_ns: int = 0
 
 
 def screen(
@@ -297,11 +302,11 @@ def screen(
         _sum(each.view.tokens for each in seen), _sum(each.view.missed for each in seen),
         _rates(seen, window_s), 0.0, 0.0, 0.0, 0, 0, 0, 0.0, dict(rules), judged,
         sum(each.undecodable for each in seen), sum(each.view.faults for each in seen), sum(each.view.is_reduced for each in seen),
-        _sum(each.view.asked(each.now_ns) for each in seen),
+        _sum(each.view.asked(each.late_ns) for each in seen),
     )  # fmt: skip
     for each in seen:
         view = each.view
-        top.stall_s += sum(flow.stall_ns for flow in view.flows(each.now_ns)) / 1e9
+        top.stall_s += sum(flow.stall_ns for flow in view.flows(each.late_ns)) / 1e9
         top.stall_total_s += view.stall_ns / 1e9
         top.longest_stall_s = max(top.longest_stall_s, view.longest_stall_ns / 1e9)
         for request in view.inflight.requests.values():
@@ -345,7 +350,7 @@ def _rates(seen: Sequence[Seen], window_s: float) -> list[RateLine]:
         ceilings.update(each.view.ceilings)
         windows.update({group: facts.window_size or 0 for group, facts in each.view.facts.groups.items()})
         spans: dict[tuple[str, int], list[timing.Interval]] = {}
-        for flow in each.view.flows(each.now_ns):
+        for flow in each.view.flows(each.late_ns):
             late[flow.row] += flow.nbytes
             spans.setdefault(flow.row, []).append((flow.begin_ns, flow.end_ns))
         for row, intervals in spans.items():
