@@ -12,7 +12,9 @@ import pytest
 from tests.ranks.test_attention_dp import NO_PAGE_LEFT, PARKS_ON_RANK_0, on_both
 from tests.ranks.test_tensor_parallel import tokens
 from tracekv.harness.data_parallel import Deadlines
+from tracekv.harness.versions import RuntimeVersion
 
+FIRST = RuntimeVersion(deadlines_span_passes=False)
 SAVES_ON_RANK_0 = ({"request_finished_by_layer_group": [True]}, {})
 
 
@@ -46,7 +48,7 @@ class Clock:
         return self.seconds
 
 
-def told(work, answers=PARKS_ON_RANK_0, *, transfer_s=60, grace_s=60, span_passes=True, **options):
+def told(work, answers=PARKS_ON_RANK_0, *, transfer_s=60, grace_s=60, **options):
     """What ``work(executor, rank, request)`` answers on each rank, or what ended it, with where it was then.
 
     Rank 0 serves 100 tokens, rank 1 40 of them and twenty of its own.
@@ -63,7 +65,7 @@ def told(work, answers=PARKS_ON_RANK_0, *, transfer_s=60, grace_s=60, span_passe
             held = executor.cache.num_blocks - len(executor.cache.unheld(0))
             return str(error), executor.passes, held, request.is_finished
 
-    deadlines = Deadlines(transfer_s, grace_s, span_passes, clock)
+    deadlines = Deadlines(transfer_s, grace_s, clock)
     return on_both(on_rank, answers, mixin=Polled, deadlines=deadlines, **options)[0]
 
 
@@ -116,7 +118,7 @@ def test_the_first_version_of_the_branch_waits_for_ever_between_passes():
         executor.worker.returns = lambda poll: poll == 12
         return served(executor, rank, request)
 
-    assert told(work, transfer_s=5.5, span_passes=False) == [(2, False), (20, False)]
+    assert told(work, transfer_s=5.5, version=FIRST) == [(2, False), (20, False)]
 
 
 @pytest.mark.parametrize("spans", [True, False])
@@ -128,7 +130,7 @@ def test_a_poll_that_raises_ends_the_others_where_deadlines_span_passes(spans):
         return "went on"
 
     def run():
-        return told(work, span_passes=spans)
+        return told(work, version=RuntimeVersion(deadlines_span_passes=spans))
 
     if spans:
         first, second = run()

@@ -27,18 +27,14 @@ class Deadlines:
         transfer_s: For a transfer, from the pass on in which it was begun.
         grace_s: For one whose request was cancelled, and for all of them once the engine is to shut down, from then on; never
             longer than ``transfer_s`` gives it.
-        span_passes: A transfer's time goes on from pass to pass, saves included. False, as in the branch's first version: loads
-            have one only while a rank waits for them inside the pass that began them.
         clock: Seconds, on a clock that doesn't go back.
 
-    Source: contract.md sections 1.5, 1.6 and 7 (that there are deadlines, and what ends a wait); that a cancelled transfer has a
-    second's grace, and that the newest version has deadlines span passes, is in upstream's tests of attention data parallelism
-    (#19164, #19369). The length of ``transfer_s`` is a guess.
+    Source: contract.md sections 1.5, 1.6 and 7 (that there are deadlines, and what ends a wait); a cancelled transfer's second of
+    grace is in upstream's tests of attention data parallelism (#19164, #19369). The length of ``transfer_s`` is a guess.
     """
 
     transfer_s: float = 60.0
     grace_s: float = 1.0
-    span_passes: bool = True
     clock: Callable[[], float] = time.monotonic
 
 
@@ -56,16 +52,25 @@ class DataParallelPass:
         cache: Whose pages a padding row needs.
         requests: Polled; what is cancelled, and whether the engine is to shut down, is read from them.
         deadlines: How long transfers may take.
+        span_passes: A transfer's time goes on from pass to pass, saves included; see :class:`RuntimeVersion`.
 
     Source: contract.md section 1.6 (the ADP branch); which rank polls, and that only it does, is inferred.
     """
 
-    def __init__(self, ranks: Collectives, cache: PagedCache, requests: Requests, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        ranks: Collectives,
+        cache: PagedCache,
+        requests: Requests,
+        deadlines: Deadlines | None = None,
+        *,
+        span_passes: bool = True,
+    ) -> None:
         self._ranks = ranks
         self._cache = cache
         self._requests = requests
-        self._deadlines = deadlines
-        self._due = _DueTimes(deadlines)
+        self._span_passes = span_passes
+        self._due = _DueTimes(deadlines or Deadlines())
 
     def anyone(self, has: bool) -> bool:
         """Whether any rank has it."""
@@ -120,7 +125,7 @@ class DataParallelPass:
                 error = _attempt(report) or _attempt(load)
             elif error is None and (error := self._overdue()) is None:
                 time.sleep(_POLL_S)
-        if not self._deadlines.span_passes:
+        if not self._span_passes:
             self._due.forget()
 
     def poll(self) -> None:
@@ -129,7 +134,7 @@ class DataParallelPass:
         Raises:
             RuntimeError: On every rank, if one of them has something to tell.
         """
-        if self._requests.manager is None or not self._deadlines.span_passes:
+        if self._requests.manager is None or not self._span_passes:
             self._requests.poll()
         else:
             self._agree(False, _attempt(self._requests.poll) or self._overdue())

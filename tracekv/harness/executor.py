@@ -156,7 +156,9 @@ class Executor:
         self._host = HostLoop(self._requests, overlap=overlap)
         self._agreement: Agreement = LockStep(self._requests)
         if attention_dp:
-            self._agreement = DataParallelPass(self._ranks, self.cache, self._requests, deadlines or Deadlines())
+            self._agreement = DataParallelPass(
+                self._ranks, self.cache, self._requests, deadlines, span_passes=version.deadlines_span_passes
+            )
         self._launcher = Launcher(self.cache, self._streams, self._forward, self._requests, self._agreement)
         self._next_id = 1 + self._ranks.rank if attention_dp else 1
         self._forward.warm_up()

@@ -23,8 +23,10 @@ class RuntimeVersion:
             the flat form is called (V2).
         tells_of_cancelled_loads: A scheduler that has the methods is told what of its offer is not honoured (``cancel_load``), and
             that a request begins anew (``request_reset``). Only branches do; which tokens they name is inferred.
+        deadlines_span_passes: With attention data parallelism a transfer's time goes on from pass to pass, saves included. False, as
+            in the first version: loads have a deadline only while a rank waits for them inside the pass that began them.
 
-    Source: contract-v2.md sections 1.4, 2 and 3; contract.md section 1.2.
+    Source: contract-v2.md sections 1.4, 2 and 3; contract.md section 1.2; the last: upstream's tests (#19164, #19369).
     """
 
     served_position_survives: bool = True
@@ -35,3 +37,4 @@ class RuntimeVersion:
     knows_attention_dp: bool = True
     lists_of_released: bool = True
     tells_of_cancelled_loads: bool = False
+    deadlines_span_passes: bool = True
