@@ -74,12 +74,14 @@ def test_dummies_are_invisible():
     manager, recorder = manager_of()
     request = dummy()
     assert manager.query_num_new_matched_tokens(request, 0) == (0, False)
+    manager.commit_new_matched_tokens(request, 4, True)
     manager.update_state_after_alloc(request, [0], [[0]])
     manager.build_scheduler_output(Batch(generation=[request]), NO_PAGES)
     manager.handle_metadata()
     assert manager.request_finished(request, [0], [[0]]) is False
     assert recorder.reports() == []
     assert [call["m"] for call in recorder.calls] == ["build_connector_meta", "bind_connector_meta"]
+    assert not manager.has_pending_transfers(request)
 
 
 def test_a_finished_request_is_forgotten():
@@ -87,8 +89,10 @@ def test_a_finished_request_is_forgotten():
     manager, _ = manager_of()
     request = Request(4, [1], 1)
     manager.build_scheduler_output(Batch(last_chunk=[request]), NO_PAGES)
+    manager.commit_new_matched_tokens(request, 4, False)
     manager.request_finished(request, [0])
     assert manager._reports.kept == []
+    assert manager.external_loads == {}
 
 
 @pytest.mark.parametrize("undeclared", [0, 1])

@@ -189,6 +189,8 @@ class KvCacheConnectorManager:
 
     def commit_new_matched_tokens(self, request: Request, honoured: int, is_async: bool) -> None:
         """Take ``honoured`` tokens as computed; an asynchronous load is registered even if none is."""
+        if self._is_hidden(request):
+            return
         self.external_loads[request.request_id] = honoured
         request.py_num_connector_matched_tokens = honoured
         if is_async:
@@ -288,7 +290,7 @@ class KvCacheConnectorManager:
             answer = self._from_leader("request_finished", request, block_ids)
         self.finished_async_loading_requests.pop(request.request_id, None)
         if self.enable_attention_dp:
-            self._reports.reset(request.request_id)
+            self.reset_request_state(request)
         if answer:
             self.new_async_requests.saving[request.request_id] = request
             request.state = RequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS
