@@ -135,6 +135,22 @@ def test_a_suspended_request_is_in_no_output_and_returns_as_a_cached_one(overlap
     assert other.output_tokens == alone(model("llama"), tokens(50, 9), 12)
 
 
+@LOOPS
+def test_a_suspended_request_whose_pages_are_destroyed_stays_suspended(overlap, model):
+    """In the overlap loop that waits for the token in flight."""
+    executor = Executor(model("llama"), *memory_pair({}), overlap=overlap)
+    request = executor.submit(tokens(60), 8)
+    executor.step()
+    executor.step()
+    executor.suspend(request)
+    executor.destroy(request)
+    executor.run()
+    assert (request.replays, request.is_suspended) == (1, True)
+    executor.resume(request)
+    executor.run()
+    assert request.output_tokens == alone(model("llama"), tokens(60), 8)
+
+
 def test_run_ends_where_only_suspended_requests_are_left(model):
     _, executor = recorded(model("llama"))
     request = executor.submit(tokens(40), 6)

@@ -188,13 +188,11 @@ class Requests:
 
         Source: contract-v2.md section 1.4, "cache destroyed and replayed".
         """
-        if request.token_in_flight is not None:
-            request.is_suspended = True
+        request.awaits_replay = request.token_in_flight is not None
+        if request.awaits_replay:
             self._to_destroy[request.request_id] = (request, forget)
             return False
-        was_waiting = self._to_destroy.pop(request.request_id, None) is not None
-        if was_waiting:
-            request.is_suspended = False
+        self._to_destroy.pop(request.request_id, None)
         if request in self.active and not request.is_finished:
             self.free(request, forget=forget)
             request.reset_for_recompute()

@@ -55,6 +55,7 @@ class Request:
         replays: How often its pages were destroyed and it began anew.
         is_cancelled: It ended by :meth:`Executor.cancel`.
         is_suspended: It keeps its pages and is in no batch.
+        awaits_replay: Its pages go once its token in flight is known; it is in no batch until then (overlap loop).
         token_in_flight: A sampled token that the host doesn't know yet (overlap loop).
 
     Source: contract.md section 5.
@@ -108,6 +109,7 @@ class Request:
         self.replays = 0
         self.is_cancelled = False
         self.is_suspended = False
+        self.awaits_replay = False
         self.token_in_flight: int | None = None
         self.submitted_at = time.perf_counter()
 

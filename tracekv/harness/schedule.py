@@ -149,4 +149,4 @@ class BatchScheduler:
 
 
 def _is_ready(request: Request, state: RequestState) -> bool:
-    return request.state is state and not request.is_suspended
+    return request.state is state and not request.is_suspended and not request.awaits_replay
