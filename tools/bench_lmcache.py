@@ -79,7 +79,7 @@ class Ours:
         with ExitStack() as stack:
             if not self._checked:
                 stack.enter_context(mock.patch("tracekv_fsspec.verify.check_block", new=nothing))
-                stack.enter_context(mock.patch("tracekv_fsspec.format.checksum", new=unchecked))
+                stack.enter_context(mock.patch("tracekv_fsspec.writer.checksum", new=unchecked))
             bench = stack.enter_context(_Bench(Path(self._folder).as_uri(), size, self._blocks, {}, "obstore"))
             started = perf_counter()
             bench._store_blocks()

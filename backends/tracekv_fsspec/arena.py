@@ -76,6 +76,13 @@ class _Pool:
                 return number
         return None
 
+    def fill(self, number: int) -> int:
+        """Begin a slot's next use; its generation."""
+        generation = self.generations[number] + 1
+        self.is_filling[number] = 1
+        self.generations[number] = self.shared_generations[number] = generation
+        return generation
+
     def unpin(self, number: int) -> None:
         self.pins[number] -= 1
         if not self.pins[number]:
@@ -155,8 +162,16 @@ class Arena:
 
     def allocate(self, shard: Shard) -> Slot | None:
         """A slot to fill, evicting the staged block that was used least recently; None where all are pinned."""
-        numbers = self.allocate_run(shard, 1)
-        return self.slot(shard, numbers[0]) if numbers else None
+        pool = self._pools[shard]
+        evicted: list[bytes] = []
+        with self._lock:
+            number = pool.free.pop() if pool.free else pool.evict(evicted)
+            if number is None:
+                return None
+            generation = pool.fill(number)
+        if evicted and self.on_evict is not None:
+            self.on_evict(shard, evicted)
+        return Slot(shard, number, generation)
 
     def allocate_run(self, shard: Shard, count: int) -> list[int]:
         """:meth:`allocate` for several of one shard, as numbers of slots; fewer where they can't be had.
@@ -174,11 +189,8 @@ class Arena:
                 if number is None:
                     break
                 numbers.append(number)
-            generations, shared, is_filling = pool.generations, pool.shared_generations, pool.is_filling
             for number in numbers:
-                is_filling[number] = 1
-                generations[number] += 1
-                shared[number] = generations[number]
+                pool.fill(number)
         if evicted and self.on_evict is not None:
             self.on_evict(shard, evicted)
         numbers.sort()
@@ -202,9 +214,25 @@ class Arena:
         Returns:
             The slot that holds the key, pinned: another one, where the key was staged meanwhile.
         """
+        return self.commit_each((slot,), (key,))[0]
+
+    def commit_each(self, slots: Sequence[Slot], keys: Sequence[bytes]) -> list[Slot]:
+        """:meth:`commit` for several under one lock."""
+        held: list[Slot] = []
         with self._lock:
-            self._checked(slot, filling=True)
-        return self.slot(slot.shard, self.commit_run(slot.shard, (slot.number,), (key,))[0])
+            for slot, key in zip(slots, keys, strict=True):
+                pool = self._checked(slot, filling=True)
+                number = slot.number
+                pool.is_filling[number] = 0
+                holder = pool.by_key.setdefault(key, number)
+                if holder == number:
+                    pool.keys[number] = key
+                    held.append(slot)
+                else:
+                    pool.free.append(number)
+                    held.append(self.slot(slot.shard, holder))
+                pool.pins[holder] += 1
+        return held
 
     def commit_run(self, shard: Shard, numbers: Sequence[int], keys: Sequence[bytes]) -> list[int]:
         """:meth:`commit` for slots of one shard, by their numbers; the numbers of those that hold the keys, each pinned once more."""

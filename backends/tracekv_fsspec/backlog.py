@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
@@ -32,7 +33,8 @@ class Backlog:
         self._bytes = 0
         self._stored_bytes = 0.0
         self._stored_s = 0.0
-        self._commit_began: float | None = None
+        self._began: deque[float] = deque()
+        self._measured_until = 0.0
 
     @property
     def bytes_per_second(self) -> float | None:
@@ -40,17 +42,21 @@ class Backlog:
         return self._stored_bytes / self._stored_s if self._stored_s else None
 
     def seconds(self, more_bytes: int = 0) -> float:
-        """How long storing what waits will take, and no less than the commit in progress has taken: its store may hang."""
+        """How long storing what waits will take, and no less than the oldest commit in progress has taken: its store may hang."""
         rate = self.bytes_per_second
-        running = self._clock() - self._commit_began if self._commit_began is not None else 0.0
+        running = self._clock() - self._began[0] if self._began else 0.0
         return max(running, (self._bytes + more_bytes) / rate if rate else 0.0)
 
     def refusal(self, nbytes: int, *, is_new_chain: bool) -> DropReason | None:
         """Why so much more may not wait; None where it may."""
         share = NEW_CHAINS_SHARE if is_new_chain else 1.0
-        if self._bytes + nbytes > share * self._most_bytes:
+        waiting = self._bytes + nbytes
+        if waiting > share * self._most_bytes:
             return DropReason.QUEUE_FULL
-        if self.seconds(nbytes) > share * self._most_s:
+        # As seconds(), which most blocks are far from: asked before each of them.
+        if waiting * self._stored_s > share * self._most_s * self._stored_bytes or (
+            self._began and self._clock() - self._began[0] > share * self._most_s
+        ):
             return DropReason.QUEUE_SLOW
         return None
 
@@ -63,14 +69,19 @@ class Backlog:
         self._bytes -= nbytes
 
     def commit_begins(self) -> None:
-        """A commit is being written."""
-        self._commit_began = self._clock()
+        """A commit is being written; others may be, too."""
+        now = self._clock()
+        if not self._began:
+            self._measured_until = now
+        self._began.append(now)
 
     def commit_ends(self, stored_bytes: int) -> None:
-        """It is over. One that failed has stored 0 bytes and tells nothing about the rate."""
-        if self._commit_began is None:
-            return
-        took, self._commit_began = self._clock() - self._commit_began, None
+        """The oldest one is over. One that failed has stored 0 bytes and tells nothing about the rate."""
+        self._began.popleft()
+        now = self._clock()
+        # Where several are in progress, the time since the last one ended is what this one's bytes took.
+        took = now - self._measured_until
         if stored_bytes >= MEASURED_BYTES and took > 0:
             self._stored_bytes = _KEPT * self._stored_bytes + stored_bytes
             self._stored_s = _KEPT * self._stored_s + took
+            self._measured_until = now

@@ -36,7 +36,7 @@ FULL_EVERY = 15
 #: What an object store lists per request.
 _PAGE = 1000
 #: A writer that committed within this time is looked at by its cursor. One that was idle for longer begins anew under another id
-#: (``writer.ROTATE_S``, well below), so none is missed.
+#: (``committing.ROTATE_S``, well below), so none is missed.
 LIVE_S = 900.0
 #: How often uses are written down.
 USES_EVERY_S = 60.0

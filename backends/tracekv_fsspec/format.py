@@ -88,6 +88,7 @@ class Payload(NamedTuple):
     Attributes:
         data: Its bytes; with their padding (zeros) where ``length`` is told, and then they aren't copied.
         length: Bytes without padding.
+        digest: Their checksum, where it was taken already.
     """
 
     key: bytes
@@ -96,6 +97,7 @@ class Payload(NamedTuple):
     tokens: int
     data: memoryview | bytes
     length: int | None = None
+    digest: bytes | None = None
 
 
 def padded(length: int) -> int:
@@ -127,13 +129,13 @@ def pack_segment(header: SegmentHeader, payloads: Sequence[Payload]) -> tuple[li
     parts = [aligned(HEADER_BYTES)]
     blocks = []
     offset = HEADER_BYTES
-    for key, layer_group, ordinal, tokens, data, length in payloads:
+    for key, layer_group, ordinal, tokens, data, length, digest in payloads:
         part = memoryview(data)
         if length is None:
             length = len(part)
             part = aligned(padded(length))
             part[:length] = data
-        blocks.append(Block(key, layer_group, ordinal, tokens, offset, length, checksum(part[:length])))
+        blocks.append(Block(key, layer_group, ordinal, tokens, offset, length, digest or checksum(part[:length])))
         parts.append(part)
         offset += len(part)
     total = padded(offset + _ENTRY.size * len(blocks) + TRAILER_BYTES)

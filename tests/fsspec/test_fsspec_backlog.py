@@ -79,6 +79,29 @@ def test_a_commit_that_hangs_counts_while_it_does(clock):
     assert backlog.refusal(1, is_new_chain=False) is None
 
 
+def test_commits_that_are_written_side_by_side_measure_the_store_together(clock):
+    backlog = Backlog(1000 * MIB, 10.0, clock)
+    backlog.commit_begins()
+    backlog.commit_begins()
+    clock.now += 1.0
+    backlog.commit_ends(8 * MIB)
+    backlog.commit_begins()
+    clock.now += 1.0
+    backlog.commit_ends(8 * MIB)
+    assert backlog.bytes_per_second == 8 * MIB
+
+
+def test_the_oldest_of_several_commits_is_the_one_that_hangs(clock):
+    backlog = Backlog(1000 * MIB, 10.0, clock)
+    backlog.commit_begins()
+    clock.now += 8.0
+    backlog.commit_begins()
+    clock.now += 3.0
+    assert backlog.refusal(1, is_new_chain=False) is DropReason.QUEUE_SLOW
+    backlog.commit_ends(0)
+    assert backlog.refusal(1, is_new_chain=False) is None
+
+
 def test_new_chains_leave_a_quarter_of_both_bounds(clock):
     backlog = Backlog(100 * MIB, 1000.0, clock)
     backlog.add(75 * MIB)

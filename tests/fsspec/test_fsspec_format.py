@@ -23,6 +23,7 @@ payloads = st.lists(
         tokens=st.integers(1, 32),
         data=st.binary(min_size=1, max_size=300) | st.integers(4000, 9000).map(bytes),
         length=st.none(),
+        digest=st.none(),
     ),
     max_size=4,
 )

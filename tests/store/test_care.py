@@ -68,6 +68,19 @@ def test_usage_is_told_by_namespace(kept, url):
     assert TENANT.hex()[:16] in tracekv("ls", "--store", url).stdout
 
 
+def test_usage_fits_80_columns(kept, url, tmp_path):
+    age(tmp_path, "*.man", 3 * 86_400)
+    lines = tracekv("ls", "--store", url).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["namespace", "deployment", "commits", "blocks", "size", "oldest", "newest", "used"]
+    (row,) = [line.split() for line in lines if line.startswith(namespace_digest(DIGEST).hex()[:16])]
+    assert (row[1], row[2:4], row[5], row[6:10]) == (DIGEST.hex()[:8], ["1", "4"], "KiB", ["3", "d", "3", "d"])
+
+
+def test_an_empty_store_is_said_to_be_empty(url):
+    assert f"{url} holds no KV" in tracekv("ls", "--store", url).output
+
+
 def test_last_use_is_what_engines_read(kept, node, url, tmp_path):
     age(tmp_path, "*.man", 5000)
     reader = node()
@@ -186,7 +199,7 @@ def test_room_on_the_disk_is_a_mark_too(kept, url):
     tracekv("gc", "--store", "memory://x", "--min-free", "1", code=2)
 
 
-@pytest.mark.parametrize("size", ["much", "1X", ""])
+@pytest.mark.parametrize("size", ["much", "1X", "", "-1G", "1e999"])
 def test_a_size_that_isnt_one_is_said(url, size):
     tracekv("gc", "--store", url, "--high", size, code=2)
 

@@ -15,6 +15,7 @@ from tests.store.node import DEPLOYMENT, FULL, NAMESPACE, WINDOW, keys
 from tracekv.journal.records import StoreOperation
 from tracekv.journal.vocabulary import MissReason, Operation, Outcome
 from tracekv_fsspec import catalog as catalogs
+from tracekv_fsspec import committing
 from tracekv_fsspec import index as indexes
 from tracekv_fsspec import writer as writers
 from tracekv_fsspec.index import Index, Place, Shard
@@ -196,14 +197,14 @@ def test_a_large_store_is_followed_by_cursors_and_listed_whole_every_kth_time(no
 
 def test_a_writer_that_was_idle_goes_on_under_an_id_that_others_find(node, monkeypatch):
     monkeypatch.setattr(catalogs, "_PAGE", 1)
-    monkeypatch.setattr(writers, "ROTATE_S", -1.0)
+    monkeypatch.setattr(committing, "ROTATE_S", -1.0)
     one = node()
     for seed in range(3):
         one.save(keys(2, seed=seed))
     reader = node()
     reader.stager.catalog._seen_at.clear()  # as if they had fallen silent long ago
     one.save(keys(2, seed=9))
-    assert len(one.stager.writer._own) == 5
+    assert len(one.stager.catalog._own) == 5
     assert reader.stager.catalog.refresh() == (1, 2)
 
 
