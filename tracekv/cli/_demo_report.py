@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tracekv.views import names
+from tracekv.views.amounts import duration, size
 from tracekv.views.durations import Durations
 from tracekv.views.otlp import read_trace_file
 
@@ -150,9 +151,9 @@ def print_round(console: Console, outcome: Round) -> None:
         window = "full" if after["window"] is None else str(after["window"])
         moved = (
             before["saved_pages"],
-            _bytes(before["saved_bytes"]),
+            size(before["saved_bytes"]),
             after["loaded_pages"],
-            _bytes(after["loaded_bytes"]),
+            size(after["loaded_bytes"]),
         )
         table.add_row(str(after["id"]), window, *map(str, moved))
     console.print(table)
@@ -189,18 +190,4 @@ def _times(parts: Sequence[dict[str, Any] | None]) -> tuple[str, str, str]:
             merged.merge(convert(part, Durations, strict=False))
     if not merged.calls:
         return "-", "-", "-"
-    return _time(merged.total_ns), _time(merged.p50_ns), _time(merged.p99_ns)
-
-
-def _time(ns: float) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.0f} ns"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+    return duration(merged.total_ns), duration(merged.p50_ns), duration(merged.p99_ns)

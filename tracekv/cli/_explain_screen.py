@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekv.journal.vocabulary import Direction
+from tracekv.views.amounts import duration, plural, size
 from tracekv.views.explain import PARTS, Explanation
-from tracekv.views.verdict import MISSES, duration, kind, plain, verdict
+from tracekv.views.verdict import MISSES, kind, plain, verdict
 
 _STYLES = {
     "hit": "bold green",
@@ -52,14 +53,6 @@ def show(console: Console, told: Explanation, *, trace_url: str) -> None:
     console.print(Text(f"{'trace':{_LABEL}}", "bold").append(trace_url, ""), soft_wrap=True)
     for note in told.notes:
         _line(console, "note", note)
-
-
-def human_bytes(nbytes: float) -> str:
-    """Bytes with three digits."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _line(console: Console, label: str, text: str | Text) -> None:
@@ -168,7 +161,7 @@ def _moved(console: Console, told: Explanation) -> None:
         failed = f" {each.failures} failed" if each.failures else ""
         table.add_row(
             each.direction.value, group, each.tier.value, *([str(rank)] if several else []), f"{each.pages:,}",
-            human_bytes(each.nbytes), duration(each.time_ns), each.source.value + failed,
+            size(each.nbytes), duration(each.time_ns), each.source.value + failed,
         )  # fmt: skip
     console.print(table)
 
@@ -176,16 +169,11 @@ def _moved(console: Console, told: Explanation) -> None:
 def _store(console: Console, told: Explanation) -> None:
     words = [
         f"{plural(stored.operations, operation.value)}{f' ({stored.failures:,} failed)' if stored.failures else ''} with "
-        f"{plural(stored.requests, 'request')}, {human_bytes(stored.nbytes)} in {duration(stored.time_ns)}"
+        f"{plural(stored.requests, 'request')}, {size(stored.nbytes)} in {duration(stored.time_ns)}"
         for operation, stored in told.stored().items()
     ]
     if words:
         _line(console, "store", "; ".join(words))
-
-
-def plural(count: int, word: str) -> str:
-    """``1 request``, ``2 requests``."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _held(console: Console, told: Explanation) -> None:

@@ -12,17 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekv.agent.paths import NoJournals
-from tracekv.cli._explain_screen import as_data, plural, show
+from tracekv.cli._explain_screen import as_data, show
 from tracekv.cli._judging import about, find_all, find_around, is_of_run, untold, violations
 from tracekv.cli._opening import progress_bar
 from tracekv.journal.records import AllocCall, Enqueued, FinishCall, FinishedCall, Lookup, QueryCall, Transfer
 from tracekv.journal.scan import Scan
 from tracekv.rules import Checker, Finding
 from tracekv.views import requests as rows
+from tracekv.views.amounts import duration, plural
 from tracekv.views.explain import Broken, Explanation, explain
 from tracekv.views.requests import RequestRow
 from tracekv.views.runs import Run, runs_of
-from tracekv.views.verdict import duration, named, plain, root_cause
+from tracekv.views.verdict import named, plain, root_cause
 
 _NEAREST = 5
 #: What tables show of a run's label; `--run` takes any beginning of it.

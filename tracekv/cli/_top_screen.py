@@ -8,9 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekv.cli._explain_screen import human_bytes, plural
+from tracekv.views.amounts import duration, plural, size
 from tracekv.views.top import STORE_ROW, RateLine, Top
-from tracekv.views.verdict import duration
 
 #: Lines of the parts that may be long.
 _PROCESSES, _MOVES, _RATES = 8, 8, 8
@@ -97,7 +96,7 @@ def _moves(top: Top) -> RenderableType:
     )
     for each in top.moves[:_MOVES]:
         rank = "?" if each.rank is None else str(each.rank)
-        nbytes = "" if each.nbytes is None else human_bytes(each.nbytes)
+        nbytes = "" if each.nbytes is None else size(each.nbytes)
         state = Text("") if each.is_alive else Text("left behind", "red")
         table.add_row(
             each.request, each.direction, str(each.layer_group), rank, f"{each.pages:,}", nbytes, _seconds(each.age_s), state
@@ -178,10 +177,10 @@ def _rates(top: Top) -> RenderableType:
         ("store's best", True),
     )
     for each in top.rates[:_RATES]:
-        best = "" if each.ceiling_per_s is None else f"{human_bytes(each.ceiling_per_s)}/s"
-        moving = "" if each.moving_per_s is None else f"{human_bytes(each.moving_per_s)}/s"
-        now = f"{human_bytes(each.per_s)}/s" if each.per_s else "idle"
-        table.add_row(each.direction, _row_name(each), human_bytes(each.total_bytes), now, moving, best)
+        best = "" if each.ceiling_per_s is None else f"{size(each.ceiling_per_s)}/s"
+        moving = "" if each.moving_per_s is None else f"{size(each.moving_per_s)}/s"
+        now = f"{size(each.per_s)}/s" if each.per_s else "idle"
+        table.add_row(each.direction, _row_name(each), size(each.total_bytes), now, moving, best)
     if any(each.ceiling_per_s is not None for each in top.rates):
         return _with_more(table, len(top.rates) - _RATES, "rows")
     return Group(
@@ -221,7 +220,7 @@ def _rest(top: Top) -> list[RenderableType]:
     health = Text(f"{sum(each.records for each in top.processes):,} records, ")
     health.append(f"{lost:,} lost", "red" if lost else "")
     lags = [each.lag_s for each in top.processes if each.is_alive and each.lag_s is not None]
-    health.append(f", {human_bytes(sum(each.written_bytes for each in top.processes))} written")
+    health.append(f", {size(sum(each.written_bytes for each in top.processes))} written")
     health.append(f", last one {_seconds(min(lags))} ago" if lags else "")
     troubles = {
         "unknown records": top.undecodable,

@@ -18,6 +18,7 @@ from tracekv.agent.paths import NoJournals
 from tracekv.cli._opening import scanned
 from tracekv.cli._output import CannotWrite, output_file
 from tracekv.journal.process_scan import ProcessScan
+from tracekv.views.amounts import duration, plural, size
 from tracekv.views.diff import Change, changes
 from tracekv.views.html import page
 from tracekv.views.summary import Summary
@@ -113,7 +114,9 @@ def _print(console: Console, sides: Sequence[Side], found: Sequence[Change]) -> 
     width = min(console.width, 80)
     for letter, side in zip("AB", sides, strict=True):
         summary = side.summary
-        told = f"{summary.queries:,} queries, {summary.steps:,} passes, {summary.records:,} records"
+        queries = f"{summary.queries:,} {'query' if summary.queries == 1 else 'queries'}"
+        passes = f"{summary.steps:,} pass{'' if summary.steps == 1 else 'es'}"
+        told = f"{queries}, {passes}, {plural(summary.records, 'record')}"
         console.print(Text(f"{letter}  {side.name}", "bold"), soft_wrap=True)
         console.print(f"   {told}", soft_wrap=True)
     changed = [change for change in found if change.score > 0]
@@ -176,13 +179,5 @@ def shown(value: float | None, unit: str) -> str:
     if unit == "share":
         return f"{value * 100:.1f} %"
     if unit == "count":
-        return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-    names = (
-        (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
-        if unit == "ns"
-        else (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
-    )
-    for name, size in names:
-        if value >= size:
-            return f"{value / size:.3g} {name}"
-    return f"{value:.0f} {'ns' if unit == 'ns' else 'B'}"
+        return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+    return duration(value) if unit == "ns" else size(value)

@@ -12,9 +12,10 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from tracekv.settings import SettingsError, load_section
+from tracekv.views.amounts import size
 
 if TYPE_CHECKING:
     from tracekv_fsspec.inventory import Inventory, StoredCommit
@@ -37,20 +38,25 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @store.command()
 def ls(url: Url = None, as_json: AsJson = False) -> None:
-    """Usage by namespace: blocks, bytes, age and last use. A namespace is a model's KV with one salt and adapter."""
+    """Usage by namespace: blocks, bytes, how long ago it was written and used. A namespace is a model's KV with one salt and adapter."""
     with _opened(url) as (opened, console):
         rows = _usage(_surveyed(opened, console))
     if as_json:
         return _print_json({"store": opened.url, "namespaces": rows})
-    table = Table(Column("namespace", no_wrap=True), "deployment", "commits", "blocks", "size", "written", "last used")
+    if not rows:
+        typer.echo(f"{opened.url} holds no KV")
+        return None
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in ("namespace", "deployment", "commits", "blocks", "size", "oldest", "newest", "used"):
+        is_name = name in ("namespace", "deployment")
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=True, overflow="fold")
     for row in rows:
         table.add_row(
             row["namespace"][:16] + row["namespace"][32:40],  # a part that is the tenant's, and one that isn't
             row["deployment"][:8],
             *(str(row[name]) for name in ("commits", "blocks")),
-            shown_size(row["bytes"]),
-            f"{_ago(row['newest'])} to {_ago(row['oldest'])} ago",
-            f"{_ago(row['last_used'])} ago",
+            size(row["bytes"]),
+            *(_ago(row[name]) for name in ("oldest", "newest", "last_used")),
         )
     Console(highlight=False).print(table)
     return None
@@ -78,7 +84,7 @@ def stat(url: Url = None, as_json: AsJson = False) -> None:
         return _print_json(facts)
     table = Table(show_header=False)
     for name, value in facts.items():
-        shown = shown_size(value) if name.endswith("bytes") and isinstance(value, int) else str(value)
+        shown = size(value) if name.endswith("bytes") and isinstance(value, int) else str(value)
         table.add_row(name.replace("_", " "), shown)
     Console(highlight=False).print(table)
     return None
@@ -126,7 +132,7 @@ def gc(
     """Delete what was used least recently, down to a low watermark; and leftovers of writers that died."""
     from tracekv_fsspec.removal import plan_cleaning
 
-    limits = [None if size is None else parsed_size(size) for size in (high, low, min_free, target_free)]
+    limits = [None if limit is None else parsed_size(limit) for limit in (high, low, min_free, target_free)]
     with _opened(url) as (opened, console):
         found = _surveyed(opened, console)
         excess = _excess(found.nbytes, _free_bytes(opened), *limits)
@@ -162,17 +168,8 @@ def rm(
         found = _surveyed(opened, console)
         plan = Plan([commit for commit in found.commits if _is_meant(commit, namespace, salt)])
         if plan.commits and not (dry_run or yes or as_json):
-            typer.confirm(f"Delete {len(plan.commits)} commits, {shown_size(plan.nbytes)}?", abort=True)
+            typer.confirm(f"Delete {len(plan.commits)} commits, {size(plan.nbytes)}?", abort=True)
         _carry_out(opened, console, plan, grace, dry_run, as_json)
-
-
-def shown_size(nbytes: float) -> str:
-    """``12.3 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
 
 
 def parsed_size(text: str) -> int:
@@ -184,9 +181,12 @@ def parsed_size(text: str) -> int:
     number = text.strip().lower().removesuffix("ib").removesuffix("b")
     unit = number[-1:] if number[-1:].isalpha() else ""
     try:
-        return int(float(number.removesuffix(unit)) * _UNITS[unit])
-    except (KeyError, ValueError):
-        raise typer.BadParameter(f"{text!r} is no size; write 500G, 1.5T or a number of bytes") from None
+        nbytes = int(float(number.removesuffix(unit)) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        nbytes = -1
+    if nbytes < 0:
+        raise typer.BadParameter(f"{text!r} is no size; write 500G, 1.5T or a number of bytes")
+    return nbytes
 
 
 def _excess(
@@ -234,7 +234,7 @@ def _carry_out(opened: Store, console: Console, plan: Plan, grace: float, dry_ru
     verb = "would delete" if dry_run else "deleted"
     typer.echo(
         f"{verb} {len(plan.commits) + len(plan.graves)} commits and {len(plan.leftovers)} leftovers, "
-        f"{shown_size(plan.nbytes)}"
+        f"{size(plan.nbytes)}"
     )
     return None
 
@@ -319,9 +319,9 @@ def _free_bytes(opened: Store) -> int | None:
 
 def _ago(seconds: float) -> str:
     passed = max(0.0, time.time() - seconds)
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if passed >= size:
-            return f"{passed / size:.0f} {unit}"
+    for unit, seconds_of in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if passed >= seconds_of:
+            return f"{passed / seconds_of:.0f} {unit}"
     return f"{passed:.0f} s"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracekv.journal.vocabulary import Direction, MissReason
+from tracekv.views.amounts import duration
 from tracekv.views.explain import Broken, Explanation
 
 #: Why a lookup gave less than the prompt allows, and what to do about it.
@@ -86,14 +87,6 @@ def served_tokens(told: Explanation) -> int:
     """Prompt tokens that took the place of computing: what was honoured, or where that isn't told what was loaded."""
     story = told.story
     return story.honoured_tokens if story.honoured_tokens is not None else told.tokens(Direction.LOAD)
-
-
-def duration(ns: int) -> str:
-    """A duration with three digits."""
-    for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:,.0f} {unit}"
-    return f"{ns} ns"
 
 
 def plain(text: str) -> str:
