@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 from typer.testing import CliRunner
 
 from tests.support.journaled import write_journals
@@ -19,7 +20,7 @@ from tracekv.cli.top import parse_age
 from tracekv.journal.records import Finding, Lookup, StoreCeiling
 from tracekv.journal.ring import RingJournal
 from tracekv.journal.scan import scan
-from tracekv.journal.vocabulary import Callback, Direction, MissReason
+from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome
 from tracekv.testing.corpus.tape import Tape
 
 LARGE = 1 << 22
@@ -201,6 +202,21 @@ def test_bandwidth_is_shown_beside_the_stores_best(tmp_path):
     ]  # fmt: skip
     assert rates[0].moving_per_s == 8192 / 1e-3
     assert rates[0].per_s == 819.2
+
+
+def test_what_a_store_failed_to_give_is_no_bandwidth(tmp_path):
+    tape = Tape()
+    tape.stored(b"a", operation=Operation.READ)
+    source, record = tape.records[-1]
+    failed = msgspec.structs.replace(record, outcome=Outcome.UNAVAILABLE)
+    for records in ([(source, record)], [(source, record), (source, failed)]):
+        folder = tmp_path / str(len(records))
+        folder.mkdir()
+        write_journals(folder, [*tape.records[:-1], *records])
+        following = follow(folder)
+        (rate,) = following.top().rates
+        following.close()
+        assert rate.total_bytes == record.nbytes > 0
 
 
 def test_a_live_process_is_followed_and_a_new_one_appears(tmp_path):

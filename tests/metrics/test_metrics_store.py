@@ -11,7 +11,7 @@ from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, 
 def test_a_store_operation_counts_time_outcome_attempts_requests_and_bytes() -> None:
     view = view_of(
         stored(0, 2_000_000, requests=9),
-        stored(0, 3_000_000, operation=Operation.READ, outcome=Outcome.MISSING, attempts=1, nbytes=0),
+        stored(0, 3_000_000, operation=Operation.READ, outcome=Outcome.MISSING, attempts=1, nbytes=80),
     )
 
     assert of(view, "tracekv.store.operations") == {("s3", "put", "ok"): 1, ("s3", "read", "missing"): 1}

@@ -94,7 +94,8 @@ def test_misses_drops_and_store_outcomes_are_counted_by_reason() -> None:
 
 
 def test_what_the_store_was_asked_is_counted_beside_the_hits_that_it_served() -> None:
-    reads = [stored(operation=Operation.READ, requests=4), stored(operation=Operation.READ)]
+    failed = stored(operation=Operation.READ, outcome=Outcome.UNAVAILABLE, requests=0)
+    reads = [stored(operation=Operation.READ, requests=4), stored(operation=Operation.READ), failed]
     records = [queried(), queried(offered_tokens=0), *reads, stored(requests=3)]
     summary = summary_of(records)
     summary.merge(summary_of(records[:3]))
@@ -102,6 +103,14 @@ def test_what_the_store_was_asked_is_counted_beside_the_hits_that_it_served() ->
     assert summary.hits == 2
     assert summary.store_requests == {"read": 9, "put": 3}
     assert summary.store_bytes == {"read": 240, "put": 80}
+
+
+def test_a_process_that_has_lost_its_layout_takes_nothing_from_what_another_tells() -> None:
+    told = summary_of([registered(), transferred(Direction.SAVE, 1, [3], 40, 1, 2)])
+    told.merge(summary_of([transferred(Direction.SAVE, 1, [3], 40, 1, 2)]))
+
+    group = told.layer_groups[1]
+    assert (group.window_size, group.bytes_per_page, group.nbytes(Direction.SAVE)) == (64, 40, 80)
 
 
 def test_idle_polls_count_each_poll_and_keep_their_sum() -> None:

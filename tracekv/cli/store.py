@@ -38,7 +38,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @store.command()
 def ls(url: Url = None, as_json: AsJson = False) -> None:
-    """Usage by namespace: blocks, bytes, how long ago it was written and used. A namespace is a model's KV with one salt and adapter."""
+    """Usage by namespace: blocks, bytes, how long ago written and used. A namespace is a model's KV with one salt and adapter."""
     with _opened(url) as (opened, console):
         rows = _usage(_surveyed(opened, console))
     if as_json:

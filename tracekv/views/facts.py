@@ -14,12 +14,15 @@ from tracekv.journal.records import (
     RegisterCall,
     RunJoined,
 )
-from tracekv.journal.vocabulary import Callback, Side
+from tracekv.journal.vocabulary import Callback, Outcome, Side
 from tracekv.views import names
 from tracekv.views.model import Attributes
 
 #: The group of a layer, or of pages, that the registered layout doesn't name.
 UNKNOWN_GROUP = -1
+
+#: How store operations end that moved their bytes; those of others were only to be moved.
+MOVED = frozenset({Outcome.OK, Outcome.EXISTS})
 
 #: Records that :class:`Facts` learns from.
 TELLING = frozenset({ProcessStarted, ClockAnchor, RunJoined, ConnectorWrapped, RegisterCall})

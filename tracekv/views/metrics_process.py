@@ -39,7 +39,7 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Callback, PrefetchFate, Side, Source
 from tracekv.views import names
-from tracekv.views.facts import UNKNOWN_GROUP, Facts
+from tracekv.views.facts import MOVED, UNKNOWN_GROUP, Facts
 from tracekv.views.metrics_hooks import HookMetrics
 from tracekv.views.metrics_model import Collected, Histogram, Totals, store_engine
 from tracekv.views.metrics_overlap import Overlap
@@ -323,7 +323,7 @@ class ProcessMetrics:
         counts[names.METRIC_STORE_OPERATIONS, engine, operation, record.outcome._value_] += 1
         counts[names.METRIC_STORE_ATTEMPTS, engine, operation] += max(0, record.attempts)
         counts[names.METRIC_STORE_REQUESTS, engine, operation] += max(0, record.requests)
-        counts[names.METRIC_STORE_IO, engine, operation] += max(0, record.nbytes)
+        counts[names.METRIC_STORE_IO, engine, operation] += max(0, record.nbytes) if record.outcome in MOVED else 0
         self._breakers[engine] = record.breaker
 
     def _ceiling(self, record: StoreCeiling) -> None:

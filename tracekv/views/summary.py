@@ -31,7 +31,7 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Callback, Direction, Operation, Outcome, Source, Tier
 from tracekv.views.durations import Durations
-from tracekv.views.facts import TELLING, Facts, callback_name
+from tracekv.views.facts import MOVED, TELLING, Facts, callback_name
 from tracekv.views.story import Moved
 
 
@@ -138,11 +138,11 @@ class Summary(msgspec.Struct):
             own.errors += callback.errors
         for group_id, group in other.layer_groups.items():
             mine = self.layer_groups.setdefault(group_id, GroupSummary(group_id))
-            mine.window_size = group.window_size
-            mine.bytes_per_page = group.bytes_per_page
+            if group.bytes_per_page is not None:  # else this process has lost what its layout told
+                mine.window_size, mine.bytes_per_page = group.window_size, group.bytes_per_page
             for moved in group.moved:
                 _merge_moved(mine, moved)
-        for field in _COUNTS:
+        for field in COUNTS:
             setattr(self, field, getattr(self, field) + getattr(other, field))
         for field in _TALLIES:
             tally = getattr(self, field)
@@ -150,7 +150,8 @@ class Summary(msgspec.Struct):
                 tally[key] = tally.get(key, 0) + count
 
 
-_COUNTS = (
+#: Plain counts of a summary.
+COUNTS = (
     "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
     "scheduled_tokens", "lookups", "hits", "records", "lost_records",
 )  # fmt: skip
@@ -198,7 +199,7 @@ class SummaryView:
         summary, name = self.summary, operation._value_
         _count(summary.store_outcomes, _outcome_name(operation, outcome), len(records))
         _count(summary.store_requests, name, sum([record.requests for record in records]))
-        _count(summary.store_bytes, name, sum([record.nbytes for record in records]))
+        _count(summary.store_bytes, name, sum([record.nbytes for record in records]) if outcome in MOVED else 0)
 
     def _query(self, record: QueryCall) -> None:
         summary = self.summary

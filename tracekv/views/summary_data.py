@@ -10,7 +10,7 @@ import msgspec
 from tracekv.journal.records import Record
 from tracekv.journal.vocabulary import Direction
 from tracekv.views.registry import registry
-from tracekv.views.summary import GroupSummary, Summary, SummaryView
+from tracekv.views.summary import COUNTS, GroupSummary, Summary, SummaryView
 
 Data = dict[str, Any]
 
@@ -27,7 +27,7 @@ def summary_data(summary: Summary) -> Data:
     """A summary as plain data: what it counted, and what follows from it by its own properties."""
     words = {name: entry.words for name, entry in registry().enums.items()}
     return {
-        **{field: getattr(summary, field) for field in _COUNTS},
+        **{field: getattr(summary, field) for field in COUNTS},
         "loaded_tokens": summary.loaded_tokens,
         "saved_tokens": summary.saved_tokens,
         "loaded_bytes": summary.loaded_bytes,
@@ -50,12 +50,6 @@ def summary_data(summary: Summary) -> Data:
             for name, requests in sorted(summary.store_requests.items())
         ],
     }  # fmt: skip
-
-
-_COUNTS = (
-    "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
-    "scheduled_tokens", "lookups", "hits", "records", "lost_records",
-)  # fmt: skip
 
 
 def _tally(counts: dict[str, int], words: Mapping[str, str]) -> list[Data]:

@@ -28,7 +28,7 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Direction, Operation, Source
 from tracekv.views import ids, timing
-from tracekv.views.facts import count_pages
+from tracekv.views.facts import MOVED, count_pages
 from tracekv.views.inflight import WAITS_FOR_SAVE, InFlightView, all_moves
 
 #: Kinds that are counted from the beginning; the others matter for what is going on now.
@@ -159,7 +159,7 @@ class TopView:
     def _stored(self, record: StoreOperation) -> None:
         way = _STORE_WAYS.get(record.operation)
         if way is not None:
-            self._flow(record, way, STORE_ROW, record.nbytes, 0)
+            self._flow(record, way, STORE_ROW, record.nbytes if record.outcome in MOVED else 0, 0)
 
     def _flow(self, record: Transfer | StoreOperation, way: str, group: int, nbytes: int, stall_ns: int) -> None:
         row = (way, group)
