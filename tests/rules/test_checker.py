@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tracekv.bench.traffic import busy
-from tracekv.journal.records import TracingReduced, Transfer, WatchGapSeen, WatchReport
+from tracekv.journal.records import ProcessStarted, TracingReduced, Transfer, WatchGapSeen, WatchReport
 from tracekv.journal.vocabulary import Callback, Direction, Source, Tier, WatchGap
 from tracekv.rules import RULES, Checker, Limits, Rule, RuleView, Severity
 from tracekv.testing.corpus.tape import PAGE_BYTES, Tape
@@ -288,6 +288,59 @@ def test_ranks_may_lag_each_other_without_being_named():
 def test_the_rank_that_notices_its_load_late_is_named():
     (found,) = parked_on_two_ranks(second_ends_at_the_poll=False)
     assert (found.rule, found.rank, found.request) == ("P3", 1, 1)
+
+
+TIMES = ("started_ns", "ended_ns", "at_ns", "monotonic_ns", "first_started_ns", "last_ended_ns")
+
+
+def on_another_boot(tape, days):
+    """Rank 1's records, as a machine writes them whose clock is so far ahead; the clocks on the wall agree."""
+    found = []
+    for source, record in tape.records:
+        if source == "rank1":
+            ahead = {name: getattr(record, name) + days * 86_400 * 10**9 for name in TIMES if hasattr(record, name)}
+            boot = {"boot_id": "another"} if isinstance(record, ProcessStarted) else {}
+            record = msgspec.structs.replace(record, **ahead, **boot)
+        found.append((source, record))
+    tape.records = found
+    return tape
+
+
+def kept_on_two_ranks(*, seconds, first_rank=0):
+    """A request's pages are kept so long, and given back by both ranks; the journal of ``first_rank`` is read first."""
+    tape = Tape(ranks=2)
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.query(2, 100, 0, 96, is_async=True)
+    tape.alloc(2, 96, [[5, 6, 7, 8]])
+    tape.build()
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    tape.transfer(Direction.SAVE, 1, [1, 2, 3], rank=1)
+    for rank in range(2):
+        tape.polled(rank, saving=[1], loading=[2])
+    for _ in range(seconds):
+        for rank in range(2):
+            tape.idle(rank, ms=500)
+    tape.transfer(Direction.LOAD, 2, [5, 6, 7])
+    for rank in range(2):
+        tape.polled(rank, saved=[1], loaded=[2])
+    joining = [each for each in tape.records[:10] if each[0] == f"rank{first_rank}"]
+    tape.records = joining + [each for each in tape.records if each not in joining]
+    return tape
+
+
+@pytest.mark.parametrize("first_rank", [0, 1])
+@pytest.mark.parametrize("days", [-10, 10])
+def test_times_of_a_rank_on_another_machine_are_not_taken_for_the_leaders(days, first_rank):
+    assert names(check(on_another_boot(kept_on_two_ranks(seconds=5, first_rank=first_rank), days))) == []
+
+
+@pytest.mark.parametrize("first_rank", [0, 1])
+@pytest.mark.parametrize("days", [-10, 10])
+def test_what_is_too_long_is_named_whichever_clock_tells_it(days, first_rank):
+    found = check(on_another_boot(kept_on_two_ranks(seconds=70, first_rank=first_rank), days))
+    here = check(kept_on_two_ranks(seconds=70, first_rank=first_rank))
+    assert names(found) == names(here)
+    assert {"S13e", "W6", "W6b"} <= set(names(here))
 
 
 def loaded_on_two_ranks(second_loads_after_ms):

@@ -112,14 +112,21 @@ class Core:
         source.run = run
         if source not in run.sources:
             run.sources.append(source)
-        if source.has_scheduler and (source.rank or 0) == 0:
+        if source.has_scheduler and (source.rank or 0) == 0 and run.leader is not source:
             run.leader = source
+            run.ticked_ns = 0  # by the clock of whoever was there before
         run.world = run.world or source.world
-        if run.leader is not None and source.boot_id != run.leader.boot_id:
-            source.shift_ns = source.wall_offset_ns - run.leader.wall_offset_ns
+        for each in run.sources:
+            each.shift_ns = self._shift(each, run.leader)
         run.reports |= source.worker_class in self._reporting
         if source.register is not None:
             self._take_layout(run, source.register)
+
+    @staticmethod
+    def _shift(source: Source, leader: Source | None) -> int:
+        if leader is None or source.boot_id == leader.boot_id:
+            return 0
+        return source.wall_offset_ns - leader.wall_offset_ns
 
     def _process_started(self, source: Source, record: ProcessStarted) -> None:
         source.boot_id = record.boot_id
@@ -185,13 +192,13 @@ class Core:
     def _passed(self, run: Run, source: Source, now_ns: int) -> None:
         if now_ns > source.now_ns:
             source.now_ns = now_ns
-        if now_ns > run.ticked_ns + _TICK_NS:
-            self._time(run, source, now_ns)
+        if now_ns + source.shift_ns > run.ticked_ns + _TICK_NS:
+            self._time(run, source, now_ns + source.shift_ns)
 
     def _time(self, run: Run, source: Source, now_ns: int) -> None:
         if now_ns <= run.ticked_ns:
             return
-        run.ticked_ns = run.now_ns = now_ns
+        run.ticked_ns = now_ns
         if run.last_build is not None:
             for request_id in run.last_build.request_ids:
                 request = run.requests.get(request_id)

@@ -241,7 +241,7 @@ class Settled(NamedTuple):
 
 
 class Time(NamedTuple):
-    """About a second has gone by."""
+    """About a second has gone by; ``now_ns`` on the leader's clock."""
 
     run: Run
     source: Source

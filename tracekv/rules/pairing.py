@@ -144,7 +144,8 @@ class KeptForNothing(Rule):
         if finish is None or not finish.keeps_pages or not event.run.tells_moves or not request.is_whole:
             return
         is_saved = any(
-            each.direction is Direction.SAVE and each.ended_ns >= finish.started_ns for _, each in request.transfers
+            each.direction is Direction.SAVE and each.ended_ns + teller.shift_ns >= finish.started_ns
+            for teller, each in request.transfers
         )
         if not is_saved and request.request_id not in event.run.dropped:
             yield self.finding(finish)
@@ -228,7 +229,7 @@ class NeverReturned(Rule):
         """About once a second."""
         source = event.source
         for request_id, (given_ns, record) in source.saving.items():
-            kept_ns = event.now_ns - given_ns
+            kept_ns = event.now_ns - given_ns - source.shift_ns
             if kept_ns > self.limits.kept_ns:
                 request = event.run.requests.get(request_id)
                 finish = request.finish if request is not None else None

@@ -302,7 +302,6 @@ class Run:
         self.layers: frozenset[int] = frozenset()
         self.layout: tuple[Any, ...] | None = None
         self.world: int | None = None
-        self.now_ns = 0
         self.ticked_ns = 0
         self.builds = 0
         self.is_known_from = 0
