@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tracekv.bench.traffic import busy
-from tracekv.journal.records import ProcessStarted, TracingReduced, Transfer, WatchGapSeen, WatchReport
+from tracekv.journal.records import IdlePolls, ProcessStarted, TracingReduced, Transfer, WatchGapSeen, WatchReport
 from tracekv.journal.vocabulary import Callback, Direction, Source, Tier, WatchGap
 from tracekv.rules import RULES, Checker, Limits, Rule, RuleView, Severity
 from tracekv.testing.corpus.tape import PAGE_BYTES, Tape
@@ -446,6 +446,22 @@ def test_a_negative_subscript_that_the_watch_saw_is_named():
     tape.add(WatchReport(tape.now, 1, True, [], [(0, 63, 2)]))
     (found,) = check(tape)
     assert (found.rule, found.numbers["read_instead"]) == ("L1", 63)
+    assert found.at_ns == tape.now
+
+
+@pytest.mark.parametrize("longest_ms", [40, 60])
+def test_a_poll_that_is_long_is_named_though_nothing_goes_in_or_out(longest_ms):
+    tape = Tape()
+    began = tape.now
+    tape.after(900)
+    tape.add(IdlePolls(tape.step, 12, longest_ms * 2_000_000, longest_ms * 1_000_000, began, tape.now))
+    found = check(tape)
+    if longest_ms < 50:
+        assert found == []
+        return
+    (slow,) = found
+    assert (slow.rule, slow.callback, slow.at_ns) == ("W5", "get_finished", began)
+    assert (slow.numbers["took_ns"], slow.numbers["polls"]) == (60_000_000, 12)
 
 
 def test_a_load_into_a_page_of_nobody_that_the_watch_saw_is_named():

@@ -170,7 +170,7 @@ class Checker:
             step=getattr(record, "step", 0),
             request=hit.request,
             callback=Callback(hit.callback).method if hit.callback in _CALLBACKS else "",
-            at_ns=getattr(record, "started_ns", 0),
+            at_ns=_began(record),
             numbers=hit.numbers,
             evidence=[Evidence(source.name, each) for each in hit.evidence],
             caused_by=self._cause(rule, run, hit),
@@ -187,6 +187,14 @@ class Checker:
         if what not in self.removed:
             self.removed[what] = f"{type(error).__name__}: {error}"
             _log.warning("tracekv: the rules failed on %s (%s) and go on", what, type(error).__name__, exc_info=error)
+
+
+def _began(record: Record) -> int:
+    for name in ("started_ns", "first_started_ns", "at_ns"):
+        value = getattr(record, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
 
 
 _CALLBACKS = frozenset(int(callback) for callback in Callback)

@@ -12,6 +12,7 @@ from tracekv.journal.records import (
     Call,
     FinishCall,
     FinishedCall,
+    IdlePolls,
     LayerHooks,
     QueryCall,
     RegisterCall,
@@ -182,6 +183,14 @@ class Polled(NamedTuple):
     run: Run
     source: Source
     record: FinishedCall
+
+
+class Idled(NamedTuple):
+    """``get_finished`` was given nothing and returned nothing for a while, and one of these polls was long."""
+
+    run: Run
+    source: Source
+    record: IdlePolls
 
 
 class Returned(NamedTuple):

@@ -144,7 +144,7 @@ class Rule:
     - ``on_alloc``: without a query, after several, or flat in spite of several groups; ``on_finish``: another one, an odd answer, or
       lists that aren't as told; ``on_start``: unbound, unregistered, or slow.
     - The event of their name: ``on_rekeyed``, ``on_listed``, ``on_claim``, ``on_build``, ``on_bind``, ``on_register``, ``on_pass``,
-      ``on_watched``, ``on_stored``, ``on_polled``, ``on_returned``, ``on_scheduled``, ``on_failed``, ``on_time``.
+      ``on_watched``, ``on_stored``, ``on_polled``, ``on_idled``, ``on_returned``, ``on_scheduled``, ``on_failed``, ``on_time``.
 
     Attributes:
         id: Stable.

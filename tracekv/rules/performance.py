@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekv.journal.records import Transfer
-from tracekv.journal.vocabulary import Direction
-from tracekv.rules.events import Loaded, Moved, Polled, Query, Returned, Start
+from tracekv.journal.vocabulary import Callback, Direction
+from tracekv.rules.events import Idled, Loaded, Moved, Polled, Query, Returned, Start
 from tracekv.rules.model import Hit, Rule, Severity
 
 #: The share of a query that its store operations take at least.
@@ -81,6 +81,17 @@ class SlowPoll(Rule):
             named = [*record.saving_given, *record.loading_given, *record.saving_returned, *record.loading_returned]
             request = named[0] if len(set(named)) == 1 else None
             yield self.finding(record, request=request, took_ns=took, limit_ns=self.limits.get_finished_ns)
+
+    def on_idled(self, event: Idled) -> Iterator[Hit]:
+        """Polls without any: a connector that waits in them holds the other ranks up all the same."""
+        record = event.record
+        yield self.finding(
+            record,
+            callback=Callback.GET_FINISHED,
+            took_ns=record.max_ns,
+            polls=record.count,
+            limit_ns=self.limits.get_finished_ns,
+        )
 
 
 class QueuedLoad(Rule):

@@ -121,7 +121,10 @@ class WorkerRecords(Core):
         bound.append((source, record))
 
     def _idle(self, source: Source, record: IdlePolls) -> None:
-        self._passed(self._run(source), source, record.last_ended_ns)
+        run = source.run or self._run(source)
+        self._passed(run, source, record.last_ended_ns)
+        if record.max_ns > self._limits.get_finished_ns:
+            self._tell("idled", events.Idled(run, source, record))
 
     def _polled(self, source: Source, record: FinishedCall) -> None:
         run = source.run or self._run(source)
