@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,9 @@ from tests.agent import hanging, live
 from tests.views.sample_run import bring_up
 from tracekv.journal.opening import open_journals
 from tracekv.journal.reader import RingReader
+from tracekv.journal.records import CallbackSource, ConnectorWrapped
 from tracekv.journal.ring import RingJournal
+from tracekv.journal.vocabulary import Callback, Side
 
 
 def tracekv_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -102,6 +105,18 @@ def test_a_kill_inside_a_load_shows_what_was_still_to_be_moved(tmp_path: Path) -
     assert load == {
         "request": "7", "direction": "load", "layer_group": 0, "pages": 1, "bytes": 1024, "step": 1, "source": "eligible",
     }  # fmt: skip
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
+    ring = RingJournal.create(tmp_path / "live.tkvring", 1 << 20)
+    source = CallbackSource("wait_for_save", "/srv/[v2]/[/bold]conn.py", 12)
+    ring.write(ConnectorWrapped(Side.WORKER, "pkg.Worker", [source], []))
+    ring.in_progress[0] = int(Callback.WAIT_FOR_SAVE)
+    ring.in_progress[1] = time.perf_counter_ns()
+    done = tracekv_command("dump", str(tmp_path))
+    ring.close()
+    assert done.returncode == 0, done.stderr
+    assert "pkg.Worker.wait_for_save  /srv/[v2]/[/bold]conn.py:12" in done.stdout
 
 
 def test_open_requests_say_what_they_wait_for(tmp_path: Path) -> None:

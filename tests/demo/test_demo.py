@@ -67,6 +67,15 @@ def assert_restored(outcome: dict, preset: str) -> None:
         assert 0 < count["spans"] <= count["calls"], name
 
 
+@pytest.mark.parametrize("path", ["/proc/none/trace.jsonl", "/proc"])
+def test_a_trace_file_that_cannot_be_written_is_said_so(path, tmp_path):
+    done = run_demo("--trace-file", path, home=tmp_path)
+    assert done.returncode == 1
+    assert f"tracekv demo: {path} can't be written" in done.stderr
+    assert "--trace-file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_llama_is_restored_from_a_folder(tmp_path):
     outcome = outcome_of(run_demo("--json", "--preset", "llama", home=tmp_path))
     assert_restored(outcome, "llama")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.show.conftest import Write
+from tests.show.conftest import Write, write_journal
 from tests.views.sample_run import EPOCH, bring_up, queried, spans_of, the_run
 from tracekv.cli.app import app
-from tracekv.journal.records import QueryCall
+from tracekv.journal.records import CallCounts, QueryCall
+from tracekv.journal.vocabulary import Callback
 from tracekv.views import names
 from tracekv.views.otlp import read_trace_file
 from tracekv.views.tables import TABLES
@@ -76,6 +77,31 @@ def test_callbacks_are_rows_and_hooks_one_per_layer_group(journals: Path) -> Non
     ]
     (query,) = [row for row in calls if row["callback"] == "get_num_new_matched_tokens"]
     assert (query["side"], query["duration_ns"], query["request_ids"]) == ("scheduler", "100", "7")
+
+
+def test_calls_that_were_only_counted_are_rows_too(write: Write) -> None:
+    counted = CallCounts(
+        9, 3000, 9000, [(int(Callback.WAIT_FOR_SAVE), 3, 600, 300), (int(Callback.GET_FINISHED), 4, 8, 2)]
+    )
+    rows = table(write([*the_run(), counted]), "callbacks")[-2:]
+
+    assert [(r["callback"], r["calls"], r["sum_ns"], r["max_ns"], r["duration_ns"], r["step"]) for r in rows] == [
+        ("wait_for_save", "3", "600", "300", "6000", "9"),
+        ("get_finished", "4", "8", "2", "6000", "9"),
+    ]
+
+
+def test_where_nothing_can_be_read_no_folder_is_left_behind(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["export", "csv", str(tmp_path / "gone"), "-o", str(tmp_path / "tables")])
+    assert done.exit_code == 1
+    assert not (tmp_path / "tables").exists()
+
+
+def test_what_was_overwritten_is_said_once_for_all_tables(tmp_path: Path) -> None:
+    many = [queried(1000 + at, 1001 + at, at) for at in range(20_000)]
+    folder = write_journal(tmp_path / "journals", [*bring_up(), *many])
+    done = CliRunner().invoke(app, ["export", "csv", str(folder), "--no-rules", "-o", str(tmp_path / "tables")])
+    assert done.stderr.count("records were overwritten") == 1
 
 
 def test_findings_are_what_the_rules_find(write: Write) -> None:

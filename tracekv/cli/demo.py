@@ -112,8 +112,16 @@ def _new_job(preset: Preset, model: Path | None, prompt_tokens: int) -> dict[str
 
 
 def _run_round(console: Console, job: dict[str, Any], store: str, trace_file: Path) -> Round:
-    trace_file.parent.mkdir(parents=True, exist_ok=True)
-    before = trace_file.stat().st_size if trace_file.exists() else 0
+    try:
+        trace_file.parent.mkdir(parents=True, exist_ok=True)
+        with trace_file.open("ab") as file:
+            before = file.tell()
+    except OSError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"tracekv demo: {trace_file} can't be written: {error.strerror}. Name another file with --trace-file",
+            markup=False,
+        )
+        raise typer.Exit(1) from None
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_A_ROUND)},
         "TRACEKV_CONNECTOR": "fsspec",

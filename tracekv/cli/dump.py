@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tracekv import settings as settings_module
 from tracekv.agent.flight import Flight, describe
@@ -50,18 +51,17 @@ def dump(
 
 def _print(console: Console, process: dict[str, Any]) -> None:
     rank = "" if process["rank"] is None else f" rank {process['rank']} of {process['world']}"
-    state = "[green]runs[/green]" if process["is_alive"] else "[red]is gone[/red]"
+    state = ("runs", "green") if process["is_alive"] else ("is gone", "red")
     last = process["last_record_age_s"]
     ago = "" if last is None else f", last record {_age(last)} ago"
     lost = f", {process['records_lost']} records overwritten" if process["records_lost"] else ""
-    console.print(f"[bold]{process['host']} pid {process['pid']}{rank}[/bold] {state}{ago}{lost}", soft_wrap=True)
+    name = f"{process['host']} pid {process['pid']}{rank}"
+    console.print(Text.assemble((name, "bold"), " ", state, f"{ago}{lost}"), soft_wrap=True)
     for inside in process["callbacks"]:
         layer = "" if inside["layer"] is None else f" layer {inside['layer']} (group {inside['layer_group']})"
         where = "" if inside["file"] is None else f"  {inside['file']}:{inside['line']}"
-        console.print(
-            f"  in [bold]{inside['callback']}[/bold]{layer} for {_age(inside['age_s'])}: {inside['function']}{where}",
-            soft_wrap=True,
-        )
+        what = f"{layer} for {_age(inside['age_s'])}: {inside['function']}{where}"
+        console.print(Text.assemble("  in ", (inside["callback"], "bold"), what), soft_wrap=True)
     if not process["callbacks"]:
         console.print("  in no callback")
     if process["requests"]:

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -47,9 +47,10 @@ _BATCH = 512
 @export.command()
 def perfetto(output: Output, paths: Paths = None) -> None:
     """Chrome trace events, for ui.perfetto.dev, chrome://tracing or vizviewer: lanes, counters, and arrows from loads to first use."""
-    with _scanned(paths, output) as (scan, settings, file):
-        events = write_perfetto(scan.processes, file, hash_request_ids=settings.hash_request_ids)
-    _say(f"{events} events of {scan.records} records in {output}", scan, output)
+    with _scanned(paths) as (scan, settings):
+        with output_file(output) as file:
+            events = write_perfetto(scan.processes, file, hash_request_ids=settings.hash_request_ids)
+        _say(f"{events} events of {scan.records} records in {output}", output)
 
 
 class Detail(str, Enum):
@@ -68,11 +69,12 @@ def otlp(
     ] = Detail.ECONOMY,
 ) -> None:
     """Spans as OTLP JSON lines: those that the agent would have exported, of every request and step."""
-    with _scanned(paths, output) as (scan, settings, file):
+    with _scanned(paths) as (scan, settings):
         callers = _callers(scan.processes)
         told = Settings(detail=detail.value, hash_request_ids=settings.hash_request_ids, step_sample=1)
-        spans = sum(_write_spans(process, file, told, callers) for process in scan.processes)
-    _say(f"{spans} spans of {scan.records} records in {output}", scan, output)
+        with output_file(output) as file:
+            spans = sum(_write_spans(process, file, told, callers) for process in scan.processes)
+        _say(f"{spans} spans of {scan.records} records in {output}", output)
 
 
 TableName = Enum("TableName", {name: name for name in (*TABLES, "findings")}, type=str)  # type: ignore[misc]  # made of what there is
@@ -90,50 +92,40 @@ def tables(
 ) -> None:
     """Flat tables: requests, transfers, callbacks, misses, store operations, findings."""
     names = (*TABLES, "findings") if rules else tuple(TABLES)
-    if table is None:
-        _make_directory(output)
-    for name in names if table is None else [table.value]:
-        path = output if table is not None else output / f"{name}.csv"
-        with _scanned(paths, path) as (scan, settings, file):
-            if name == "findings":
-                rows = _write_findings(scan.processes, file, hashed=settings.hash_request_ids)
-            else:
-                sources = sources_of(scan.processes, hash_request_ids=settings.hash_request_ids)
-                rows = write_csv(TABLES[name], sources, file)
-        _say(f"{rows} {name.replace('_', ' ')} in {path}", scan, path)
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        output_directory(path)
-    except CannotWrite as error:
-        _fail(error)
+    with _scanned(paths) as (scan, settings):
+        if table is None:
+            output_directory(output)
+        sources = sources_of(scan.processes, hash_request_ids=settings.hash_request_ids)
+        for name in names if table is None else [table.value]:
+            path = output if table is not None else output / f"{name}.csv"
+            with output_file(path) as file:
+                if name == "findings":
+                    rows = _write_findings(scan.processes, file, hashed=settings.hash_request_ids)
+                else:
+                    rows = write_csv(TABLES[name], sources, file)
+            _say(f"{rows} {name.replace('_', ' ')} in {path}", path)
 
 
 @contextmanager
-def _scanned(paths: Sequence[Path] | None, output: Path) -> Iterator[tuple[Scan, Settings, BinaryIO]]:
+def _scanned(paths: Sequence[Path] | None) -> Iterator[tuple[Scan, Settings]]:
+    """What is to be exported. What is wrong with it, or with where it goes, is said."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        with ExitStack() as stack:
-            settings = settings_module.load()
-            scan = stack.enter_context(scanned(paths or []))
-            yield scan, settings, stack.enter_context(output_file(output))
+        settings = settings_module.load()
+        with scanned(paths or []) as scan:
+            yield scan, settings
+            if scan.lost:
+                errors.print(f"tracekv: {scan.lost:,} records were overwritten before they were read", markup=False)
+            for note in scan.left_out:
+                errors.print(note, markup=False)
     except (NoJournals, SettingsError, CannotWrite) as error:
-        _fail(error)
+        errors.print(str(error), markup=False)
+        raise typer.Exit(1) from None
 
 
-def _fail(error: Exception) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
-    raise typer.Exit(1) from None
-
-
-def _say(what: str, scan: Scan, output: Path) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+def _say(what: str, output: Path) -> None:
     if output != STDOUT:
-        console.print(what, markup=False)
-    if scan.lost:
-        console.print(f"tracekv: {scan.lost} records were overwritten before they were read", markup=False)
-    for note in scan.left_out:
-        console.print(note, markup=False)
+        typer.echo(what, err=True)
 
 
 def _callers(processes: Sequence[ProcessScan]) -> Callers:

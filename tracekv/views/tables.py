@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import (
     Call,
+    CallCounts,
     IdlePolls,
     LayerHooks,
     Lookup,
@@ -155,7 +156,7 @@ def _transfers(source: Source) -> Iterator[Row]:
 
 
 def _callbacks(source: Source) -> Iterator[Row]:
-    for record in source.segment.select(*_CALLS, IdlePolls, LayerHooks):
+    for record in source.segment.select(*_CALLS, IdlePolls, LayerHooks, CallCounts):
         match record:
             case Call():
                 side, method = callback_name(record.callback)
@@ -179,6 +180,10 @@ def _callbacks(source: Source) -> Iterator[Row]:
                     (),
                     None,
                 )
+            case CallCounts():
+                at, took = record.started_ns + source.offset_ns, record.ended_ns - record.started_ns
+                for number, calls, sum_ns, max_ns in record.callbacks:
+                    yield *callback_name(number), at, took, calls, sum_ns, max_ns, record.step, None, (), None
             case LayerHooks():
                 yield from _hooks(source, record)
 
