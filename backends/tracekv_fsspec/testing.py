@@ -22,6 +22,7 @@ import pytest
 from tracekv.journal.vocabulary import Outcome, Tier
 from tracekv_fsspec.format import ALIGNMENT, aligned
 from tracekv_fsspec.store import AlreadyExists, Range, Store, StoreError, check_usable, read_whole
+from tracekv_fsspec.tally import tally
 
 
 def read(store: Store, path: str, *ranges: tuple[int, int]) -> list[bytes]:
@@ -34,6 +35,23 @@ def read(store: Store, path: str, *ranges: tuple[int, int]) -> list[bytes]:
 def listed(store: Store, prefix: str, after: str = "") -> list[tuple[str, int]]:
     """Paths and sizes below a folder."""
     return [(entry.path, entry.size) for entry in store.list(prefix, after=after)]
+
+
+class _Told:
+    """Takes what a read says of its progress, and looks whether it is so."""
+
+    def __init__(self, expected: list[bytes]) -> None:
+        self.expected = expected
+        self.buffers = [bytearray(len(each)) for each in expected]
+        self.ends: dict[int, int] = {}
+
+    def restart(self) -> None:
+        self.ends.clear()
+
+    def filled(self, number: int, end: int) -> None:
+        assert self.ends.get(number, 0) < end
+        assert self.buffers[number][:end] == self.expected[number][:end]
+        self.ends[number] = end
 
 
 class StoreContract:
@@ -139,6 +157,25 @@ class StoreContract:
         self.set("large", data)
         assert read(store, "large", (0, len(data))) == [data]
         assert read_whole(store, "large", len(data)) == data
+
+    def test_what_it_says_has_come_is_there(self, store: Store) -> None:
+        data = os.urandom(3 << 20)
+        self.set("large", data)
+        ranges = [
+            Range(0, 10),
+            Range(10, 700_000),
+            Range(700_010, 64),
+            Range(1 << 20, 1 << 20),
+            Range(len(data) - 5, 5),
+        ]
+        told = _Told([data[at : at + length] for at, length in ranges])
+        tally.progress = told
+        try:
+            store.read("large", ranges, [memoryview(buffer) for buffer in told.buffers])
+        finally:
+            tally.progress = None
+        assert told.buffers == told.expected
+        assert told.ends in ({}, {number: length for number, (_, length) in enumerate(ranges)})
 
     @pytest.mark.parametrize("wanted", [(3, 3), (5, 1), (100, 5), (0, 8192)])
     def test_a_range_past_the_end_is_truncated(self, store: Store, wanted: tuple[int, int]) -> None:

@@ -48,6 +48,14 @@ class TestLocalEngine(OnFiles):
         assert (store.engine, store.tier, store.bucket) == ("local", Tier.DISK, None)
 
 
+class TestLocalEngineWhereEverythingIsCached(TestLocalEngine):
+    """What was just written is, mostly; a kernel without cachestat(2) can't tell."""
+
+    @pytest.fixture(autouse=True)
+    def cached(self, monkeypatch):
+        monkeypatch.setattr("tracekv_fsspec.engines.local._is_cached", lambda descriptor, offset, length: True)
+
+
 class TestLocalEngineWhereNothingGoesPastThePageCache(TestLocalEngine):
     """A tmpfs of older kernels, NFS: O_DIRECT is refused when it is asked for."""
 

@@ -27,9 +27,11 @@ from tracekv_fsspec import protocols
 from tracekv_fsspec.format import ALIGNMENT
 from tracekv_fsspec.store import UNFINISHED, Data, Entry, Range, runs
 from tracekv_fsspec.store_errors import StoreError, StoreUnusable, translating
-from tracekv_fsspec.tally import tally
+from tracekv_fsspec.tally import Progress, tally
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+#: What is read at a time of what the page cache has: less than a core's own cache.
+_BIT = 256 << 10
 _IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 _CACHESTAT = 451  # the number of cachestat(2), the same on every architecture; Linux 6.5 and newer
 #: A folder that comes and goes this often while a file is made in it is no accident.
@@ -88,17 +90,22 @@ class LocalStore:
 
     def read(self, path: str, ranges: Sequence[Range], into: Sequence[memoryview]) -> None:
         """Fill each buffer with its range, exactly."""
+        progress = tally.progress
+        if progress is not None:
+            progress.restart()
         with translating(f"read {self.url}/{path}", self._hidden):
             descriptor = os.open(Path(self._root, path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for first, end in runs(ranges):
                     start = ranges[first].offset
                     length = ranges[end - 1].offset + ranges[end - 1].length - start
-                    missing = _fill(descriptor, list(into[first:end]), start, length)
-                    if missing:
+                    if progress is not None and _is_cached(descriptor, start, length):
+                        came = _copy(descriptor, into, first, end, start, progress)
+                    else:
+                        came = _fill(descriptor, list(into[first:end]), start, length)
+                    if came != length:
                         raise StoreError(
-                            Outcome.TRUNCATED,
-                            f"{path} gave {length - missing} bytes instead of {length} from {start} on",
+                            Outcome.TRUNCATED, f"{path} gave {came} bytes instead of {length} from {start} on"
                         )
             finally:
                 os.close(descriptor)
@@ -196,17 +203,17 @@ def _write(descriptor: int, parts: builtins.list[memoryview]) -> None:
 
 
 def _fill(descriptor: int, views: builtins.list[memoryview], offset: int, length: int) -> int:
-    """Read into ``views``, which are ``length`` bytes. Returns how many are missing because the file ends."""
+    """Read into ``views``, which are ``length`` bytes; how many came, fewer where the file ends."""
     is_aligned = offset % ALIGNMENT == 0 and all(len(view) % ALIGNMENT == 0 for view in views)
     is_direct = (
         is_aligned and length > ALIGNMENT and not _is_cached(descriptor, offset, length) and _set_direct(descriptor)
     )
-    first = 0
+    came = first = 0
     views = [view for view in views if len(view)]
     while first < len(views):
         try:
             tally.requests += 1
-            done = os.preadv(descriptor, views[first : first + _IOV_MAX], offset)
+            done = os.preadv(descriptor, views[first : first + _IOV_MAX], offset + came)
         except OSError as error:
             if not is_direct or error.errno != errno.EINVAL:
                 raise
@@ -215,12 +222,38 @@ def _fill(descriptor: int, views: builtins.list[memoryview], offset: int, length
             continue
         if not done:
             break
-        offset += done
-        length -= done
+        came += done
         first = _advance(views, first, done)
     if is_direct:
         _clear_direct(descriptor)
-    return length
+    return came
+
+
+def _copy(descriptor: int, into: Sequence[memoryview], first: int, end: int, offset: int, progress: Progress) -> int:
+    """Fill ``into[first:end]`` from the page cache; how many bytes came.
+
+    Bit by bit, so that what is told of is checked while it is in the processor's cache.
+    """
+    came = at = 0
+    while first < end:
+        views, room, last = [], _BIT, first
+        while last < end and room > 0:
+            views.append(into[last][at if last == first else 0 :][:room])
+            room -= len(views[-1])
+            last += 1
+        tally.requests += 1
+        done = os.preadv(descriptor, views, offset + came)
+        if not done:
+            break
+        came += done
+        while first < end and done >= len(into[first]) - at:
+            done -= len(into[first]) - at
+            progress.filled(first, len(into[first]))
+            first, at = first + 1, 0
+        if done:
+            at += done
+            progress.filled(first, at)
+    return came
 
 
 def _advance(parts: builtins.list[memoryview], first: int, done: int) -> int:
