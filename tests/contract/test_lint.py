@@ -84,6 +84,8 @@ def lint_source(source, monkeypatch, tmp_path):
         ("x = RequestData(1, [], [], 0, 1, None)", "L7", Severity.PROBLEM),
         ("x = kcc.RequestData(1, [], [], 0, 1, None)", "L7", Severity.PROBLEM),
         ("from tensorrt_llm._torch.pyexecutor.kv_cache_connector import X", "L8", Severity.ADVICE),
+        ("from tensorrt_llm._torch.pyexecutor import kv_cache_connector", "L8", Severity.ADVICE),
+        ("import tensorrt_llm._torch.pyexecutor.kv_cache_connector as kcc", "L8", Severity.ADVICE),
         ("if hasattr(request, 'cache_salt_id'): pass", "L8", Severity.PROBLEM),
         ("salt = request.cache_salt_id", "L8", Severity.PROBLEM),
     ],
@@ -95,5 +97,6 @@ def test_source_that_another_version_breaks_is_named_with_its_line(source, rule,
 
 def test_source_without_fault_gets_no_finding(monkeypatch, tmp_path):
     source = "x = RequestData(1, [], [], 0, 1, block_hashes=[])\nsalt = request.cache_salt\n"
+    source += "from tensorrt_llm._torch.pyexecutor.connectors import kv_cache_connector\n"
     assert lint_source(source, monkeypatch, tmp_path) == []
     assert list(lint_connector(FlatScheduler, TensorWorker)) == []

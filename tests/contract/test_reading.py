@@ -55,11 +55,15 @@ def test_an_image_changes_the_digest_and_its_place_does_too():
 
 
 def test_a_tensor_of_hashes_reads_as_its_numbers():
-    plain = SimpleNamespace(multimodal_hashes=[[1, 2]], multimodal_positions=[3], multimodal_lengths=[4])
-    tensors = SimpleNamespace(
-        multimodal_hashes=[torch.tensor([1, 2])], multimodal_positions=[3], multimodal_lengths=[4]
-    )
-    assert reading.multimodal_digest(plain) == reading.multimodal_digest(tensors)
+    def digest(hashes, positions, lengths):
+        return reading.multimodal_digest(
+            SimpleNamespace(multimodal_hashes=hashes, multimodal_positions=positions, multimodal_lengths=lengths)
+        )
+
+    plain = digest([[1, 2], [5, 6]], [3, 9], [4, 4])
+    assert digest([torch.tensor([1, 2]), torch.tensor([5, 6])], [3, 9], [4, 4]) == plain
+    assert digest(torch.tensor([[1, 2], [5, 6]]), torch.tensor([3, 9]), torch.tensor([4, 4])) == plain
+    assert digest(torch.tensor([[1, 2], [5, 7]]), torch.tensor([3, 9]), torch.tensor([4, 4])) != plain
 
 
 def test_positions_without_hashes_have_no_digest():

@@ -132,7 +132,7 @@ class KvCacheConnectorWorker(ABC):
 
 
 class KvCacheConnectorScheduler(ABC):
-    """Decides what is loaded and saved; lives on the leader rank only.
+    """Decides what is loaded and saved; lives on the leader rank only, with attention data parallelism on every rank.
 
     Args:
         llm_args: The engine's arguments; None outside an engine.

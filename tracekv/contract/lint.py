@@ -172,7 +172,7 @@ def _lint_node(node: ast.AST, module: str) -> Iterator[Finding]:
         )
     imported = []
     if isinstance(node, ast.ImportFrom):
-        imported = [node.module or ""]
+        imported = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
     elif isinstance(node, ast.Import):
         imported = [alias.name for alias in node.names]
     if _OLD_PATH in imported:

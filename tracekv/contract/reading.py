@@ -100,14 +100,13 @@ def multimodal_digest(request: Any) -> str | None:
     Raises:
         UnreadableRequest: The request has multimodal positions but no hashes. Its KV has no key.
     """
-    hashes = getattr(request, "multimodal_hashes", None)
-    positions = getattr(request, "multimodal_positions", None)
+    # Plain first: of a tensor of several numbers can't be asked whether it is empty.
+    parts = [_plain(getattr(request, f"multimodal_{name}", None)) for name in ("hashes", "positions", "lengths")]
+    hashes, positions, _ = parts
     if not hashes:
         if positions:
             raise UnreadableRequest("multimodal positions without hashes")
         return None
-    lengths = getattr(request, "multimodal_lengths", None)
-    parts = [_plain(hashes), _plain(positions), _plain(lengths)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
