@@ -256,6 +256,18 @@ def test_a_file_that_appears_and_cannot_be_read_is_named_once(tmp_path):
     assert f"{bad} is no journal" in note
 
 
+def test_a_note_names_a_path_with_brackets_as_it_is(tmp_path):
+    folder = tmp_path / "[red]"
+    folder.mkdir()
+    write_journals(folder, loading().records)
+    (folder / "bad[x].tkvring").write_bytes(b"no ring\n" * 16384)
+    shown = "".join(
+        line.removeprefix(" " * 10).rstrip()
+        for line in CliRunner().invoke(app, ["top", str(folder)]).stdout.splitlines()
+    )
+    assert "/[red]/bad[x].tkvring is no journal" in shown
+
+
 def test_held_pages_and_broken_rules_are_shown(tmp_path):
     tape = Tape()
     tape.prefill(1, 100, [[1, 2, 3, 4]])

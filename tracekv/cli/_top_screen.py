@@ -77,7 +77,9 @@ def _processes(top: Top) -> RenderableType:
         state = Text("runs", "green") if each.is_alive else Text("gone", "red")
         inside = (each.inside or "-").removeprefix("worker.").removeprefix("scheduler.")[:24]
         since = _seconds(each.inside_s) if each.inside else ""
-        table.add_row(rank, str(each.pid), each.host[:12], state, inside, since, f"{each.step:,}", _seconds(each.lag_s))
+        table.add_row(
+            rank, str(each.pid), Text(each.host[:12]), state, inside, since, f"{each.step:,}", _seconds(each.lag_s)
+        )
     return _with_more(table, len(top.processes) - _PROCESSES, "processes")
 
 
@@ -112,7 +114,7 @@ def _labelled(label: str, text: str | Text) -> Table:
     table = Table(box=None, padding=0, pad_edge=False, show_header=False)
     table.add_column(width=_LABEL, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    table.add_row(label, text)
+    table.add_row(label, Text(text) if isinstance(text, str) else text)
     return table
 
 
