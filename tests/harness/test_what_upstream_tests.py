@@ -17,6 +17,7 @@ from tests.harness import (
     test_persistence,
     test_refusals,
     test_replay,
+    test_transfer_deadlines,
     test_upstream_e2e,
 )
 from tests.harness.test_page_rules import Offering, cache_of
@@ -161,6 +162,15 @@ HELD = {
     "ADP: grouped finish": test_attention_dp.test_a_grouped_finish_lets_get_finished_return_the_request,
     "ADP: padded batch": test_attention_dp.test_a_batch_that_parking_emptied_is_padded_and_not_reported_again,
     "ADP: cancel waits for the load": test_attention_dp.test_a_cancelled_request_waits_for_its_load,
+    "ADP: recovery, time-out, poll and start error": test_attention_dp.test_what_goes_wrong_in_it_ends_every_rank,
+    "ADP: recovery, cancel and shutdown": (
+        test_transfer_deadlines.test_what_is_asked_of_a_rank_that_waits_inside_a_pass_shortens_the_wait
+    ),
+    "ADP: recovery, complete": test_transfer_deadlines.test_a_wait_that_is_over_within_the_grace_goes_on_with_its_pass,
+    "ADP: deadlines across passes": (
+        test_transfer_deadlines.test_a_load_that_is_not_done_in_time_ends_every_rank_although_they_can_compute
+    ),
+    "ADP: failure keeps pages": test_transfer_deadlines.test_pages_of_a_failed_transfer_are_not_given_back,
 }
 
 OUT_OF_REACH = {
@@ -170,7 +180,8 @@ OUT_OF_REACH = {
     "stub: draft manager": "there is no draft model",
     "real (B): reservations": "branch extras, off by default",
     "order across managers: trim": "there is one cache manager, and no token-budget trim",
-    "ADP: recovery by time-out, poll error, shutdown": "a branch's polling inside start_batch; not settled upstream",
+    "ADP: cancel of a child": "no request has children",
+    "ADP: a failed forward or clean-up under a transfer": "in the newest branch only; what it does without a transfer was not read",
 }
 
 
