@@ -141,6 +141,32 @@ def test_findings_name_other_requests_by_their_digests_too(tmp_path):
     )
 
 
+def test_a_request_that_is_not_over_is_not_told_to_its_end(tmp_path):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.query(1, 100, 0, 64)
+    write_journals(tmp_path, tape.records)
+    shown = run("explain", 1, tmp_path).stdout
+    assert "from its first query to the last that is recorded of it, of which" in shown
+    assert "asked     2 times (numbers are the last time's)\n" in "\n".join(map(str.rstrip, shown.splitlines())) + "\n"
+
+
+def test_requests_are_chosen_in_one_way(journals):
+    error = run("explain", "--slowest", 1, "--missed", 1, journals, code=1).stderr
+    assert "choose by one of --slowest, --missed and --violations" in error
+
+
+def test_a_folder_in_the_place_of_a_request_is_said_so(journals, monkeypatch):
+    monkeypatch.chdir(journals.parent)
+    (journals.parent / "run1").symlink_to(journals)
+    assert "run1 is a path: the request comes first" in run("explain", "run1", code=1).stderr
+
+
+def test_a_request_in_the_place_of_a_folder_is_said_so(journals):
+    error = run("explain", 103, journals, "--slowest", 1, code=1).stderr
+    assert "every argument is a path: there is no 103" in error
+
+
 def test_nothing_named_is_an_error_that_says_what_to_name(journals):
     assert "name a request" in run("explain", code=1, TRACEKV_JOURNAL_DIR=str(journals)).stderr
     assert "the request comes first" in run("explain", journals, code=1).stderr

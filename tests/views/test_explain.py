@@ -7,10 +7,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.journaled import write_journals
-from tracekv.journal.records import CallCounts, Enqueued, StoreOperation, Transfer
+from tracekv.journal.records import (
+    CallCounts,
+    ConnectorWrapped,
+    Enqueued,
+    FinishedCall,
+    RunJoined,
+    StoreOperation,
+    Transfer,
+)
 from tracekv.journal.ring import RingJournal
 from tracekv.journal.scan import scan
-from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Source, Tier
+from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Side, Source, Tier
 from tracekv.testing.corpus.tape import Tape
 from tracekv.views.explain import PARTS, explain
 from tracekv.views.runs import runs_of
@@ -160,6 +168,57 @@ def test_held_pages_and_the_rank_that_was_last_are_told(told):
     assert found.last_rank(Direction.LOAD) is None
     assert found.parts["held"] >= 7 * MS
     assert sum(found.parts.values()) == found.whole_ns
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_pages_are_held_until_the_last_rank_has_given_them_back(told, is_asked):
+    tape = Tape(ranks=2)
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    tape.polled(0, saving=[1], saved=[1])
+    if is_asked:
+        tape.polled(1, saving=[1])
+    tape.after(7)
+    tape.idle(1)
+    found = told(tape)
+    assert not found.is_finished
+    assert (found.holding, found.held_ns) == ([1], None)
+    assert verdict(found).startswith("cut short: when the records ended, 4 pages are held for its save since ")
+    assert verdict(found).endswith(": rank 1 hasn't given them back")
+
+
+def test_a_leader_without_a_worker_waits_for_the_workers_only(tmp_path):
+    tape = Tape()
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    tape.polled(saving=[1], saved=[1])
+    of_workers = (FinishedCall, ConnectorWrapped, RunJoined)
+    records = [("leader", r) for _, r in tape.records if not (isinstance(r, FinishedCall) or is_worker(r))]
+    records += [("worker", r) for _, r in tape.records if isinstance(r, of_workers) and not is_scheduler(r)]
+    with scan([write_journals(tmp_path, records)]) as found:
+        (run,) = runs_of(found.processes)
+        told = explain(run, 1)
+    assert told.is_finished
+    assert told.held_ns > 0
+
+
+def is_worker(record):
+    return isinstance(record, ConnectorWrapped) and record.side is Side.WORKER
+
+
+def is_scheduler(record):
+    return isinstance(record, ConnectorWrapped) and record.side is Side.SCHEDULER
+
+
+def test_what_the_device_gave_beside_a_hit_makes_it_no_partial_one(told):
+    tape = Tape()
+    tape.lookup(1, 100, 32, 64, stored=96, reason=MissReason.ON_DEVICE)
+    tape.query(1, 100, 32, 64)
+    tape.alloc(1, 64, [[1, 2, 3, 4]])
+    tape.build([(1, 96, 4, 100, [[1, 2, 3, 4]])])
+    found = told(tape)
+    assert verdict(found).startswith("hit: ")
+    assert kind(found) == "hit"
 
 
 def test_the_whole_begins_where_the_request_was_enqueued_and_joins_its_callers_trace(told):

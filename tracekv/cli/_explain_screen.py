@@ -112,7 +112,8 @@ def _tokens(console: Console, told: Explanation) -> None:
         bound = "" if story.bounding_layer_group is None else f"; layer group {story.bounding_layer_group} bounded it"
         _line(console, "miss", f"{story.miss_reason.value}: {MISSES[story.miss_reason][0]}{bound}")
     if story.queries > 1:
-        _line(console, "asked", f"{story.queries} times (numbers are the last time's), replayed {story.resets} times")
+        replayed = f", replayed {story.resets:,} times" if story.resets else ""
+        _line(console, "asked", f"{story.queries:,} times (numbers are the last time's){replayed}")
     if story.dropped_blocks:
         _line(console, "dropped", f"{story.dropped_blocks:,} blocks were not saved")
     console.print()
@@ -121,7 +122,8 @@ def _tokens(console: Console, told: Explanation) -> None:
 def _time(console: Console, told: Explanation) -> None:
     whole = told.whole_ns
     begin = "enqueue" if told.story.enqueued_ns is not None else "first query"
-    console.print(Text(f"{duration(whole)} from its {begin} to its end, of which", "bold"))
+    end = "its end" if told.is_finished else "now" if told.is_running else "the last that is recorded of it"
+    console.print(Text(f"{duration(whole)} from its {begin} to {end}, of which", "bold"))
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
     table.add_column(width=37, no_wrap=True)
     table.add_column(justify="right", width=9, no_wrap=True)
@@ -182,11 +184,9 @@ def _held(console: Console, told: Explanation) -> None:
     groups = " by layer group" if len(story.allocated_pages) > 1 else ""
     text = f"{pages}{groups} allocated" if pages else "no allocation is recorded"
     if story.held_since_ns is not None:
-        ends = [each.saved_ns for each in told.ranks if each.saved_ns is not None]
-        since = (max(ends) if ends else told.now_ns) - story.held_since_ns
-        text += f"; {story.held_pages} held after its end " + (
-            f"for {duration(max(0, since))}" if ends else f"since {duration(max(0, since))}"
-        )
+        since = max(0, told.now_ns - story.held_since_ns)
+        text += f"; {story.held_pages:,} held after its end "
+        text += f"since {duration(since)}" if told.held_ns is None else f"for {duration(told.held_ns)}"
     elif story.finished_ns is not None:
         text += "; given back at its end"
     else:
@@ -262,8 +262,9 @@ def as_data(told: Explanation, *, trace_url: str) -> dict[str, Any]:
         "pages": {
             "allocated": story.allocated_pages,
             "held": story.held_pages,
-            "is_held": story.held_since_ns is not None and story.held_ns is None,
-            "held_ns": story.held_ns,
+            "is_held": bool(told.holding),
+            "held_by_ranks": told.holding,
+            "held_ns": told.held_ns,
         },
         "ranks": [{"rank": each.rank, "host": each.host, "pid": each.pid} for each in told.ranks],
         "last_rank": {way: None if each is None else {"rank": each[0], "skew_ns": each[1]} for way, each in last.items()},

@@ -48,7 +48,8 @@ def explain(
     The first line says it in plain words. With --slowest, --missed or --violations the requests are chosen, and every argument
     is a path.
     """
-    chooses = slowest_count is not None or missed_count is not None or violations
+    ways = (slowest_count is not None) + (missed_count is not None) + violations
+    chooses = ways > 0
     if chooses and request is not None:
         paths = [Path(request), *(paths or [])]
         request = None
@@ -57,7 +58,14 @@ def explain(
     try:
         if request is None and not chooses:
             raise NoJournals("tracekv: name a request, or let --slowest N, --missed N or --violations choose some")
-        if request is not None and not request.isalnum() and Path(request).exists():
+        if ways > 1:
+            raise NoJournals("tracekv: choose by one of --slowest, --missed and --violations")
+        if chooses and paths and str(paths[0]).isdecimal() and not paths[0].exists():
+            raise NoJournals(
+                f"tracekv: where requests are chosen, every argument is a path: there is no {paths[0]}. Leave it out, or name a "
+                "request alone"
+            )
+        if request is not None and not _may_name_a_request(request) and Path(request).exists():
             raise NoJournals(
                 f"tracekv: {request} is a path: the request comes first, as in `tracekv explain 7 {request}`"
             )
@@ -87,3 +95,8 @@ def explain(
     except (NoJournals, settings_module.SettingsError) as error:
         errors.print(str(error), markup=False)
         raise typer.Exit(1) from None
+
+
+def _may_name_a_request(text: str) -> bool:
+    """A number, or a digest: 16 hexadecimal digits."""
+    return text.isdecimal() or (len(text) == 16 and set(text) <= set("0123456789abcdef"))

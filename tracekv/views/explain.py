@@ -30,6 +30,7 @@ from tracekv.journal.records import (
     BindCall,
     Call,
     CallCounts,
+    FinishedCall,
     IdlePolls,
     LayerHooks,
     QueryCall,
@@ -98,6 +99,7 @@ class Explanation(msgspec.Struct):
         inside: What its engine was inside of when the journal ended: a callback, for an unfinished request.
         is_running: The engine may write more.
         now_ns: The last moment that is known of the leader.
+        holding: Ranks that haven't given kept pages back; empty where none are kept, or all have.
     """
 
     request: str
@@ -113,6 +115,7 @@ class Explanation(msgspec.Struct):
     now_ns: int
     is_running: bool = False
     inside: str | None = None
+    holding: list[int | None] = []
     windows: dict[int, int] = {}
     tokens_per_block: int = 0
     broken: list[Broken] = []
@@ -127,9 +130,14 @@ class Explanation(msgspec.Struct):
 
     @property
     def is_finished(self) -> bool:
-        """The end was announced, and what was kept was given back."""
-        story = self.story
-        return story.finished_ns is not None and (story.held_since_ns is None or story.held_ns is not None)
+        """The end was announced, and every rank has given back what was kept."""
+        return self.story.finished_ns is not None and not self.holding
+
+    @property
+    def held_ns(self) -> int | None:
+        """How long pages were kept, until the last rank gave them back; None while they are, or where none were."""
+        since, ends = self.story.held_since_ns, [each.saved_ns for each in self.ranks if each.saved_ns is not None]
+        return None if since is None or self.holding or not ends else max(0, max(ends) - since)
 
     def tokens(self, direction: Direction) -> int:
         """Tokens that moved: the most of any rank, since each moves its part of the same."""
@@ -218,6 +226,8 @@ def explain(run: Run, request_id: int, *, hashed: bool = False) -> Explanation |
         (derived if caller is None else caller.trace_id).hex(), _now(leader, end),
     )  # fmt: skip
     result.is_running = any(segment.is_latest and segment.process.is_alive() for segment in run.segments)
+    if story.held_since_ns is not None:
+        result.holding = [each.facts.rank for each in run.segments if _holds(each, request_id)]
     result.records = records
     result.records_lost = sum(segment.process.lost for segment in run.segments)
     result.windows = {group: each.window_size or 0 for group, each in leader.facts.groups.items()}
@@ -229,6 +239,13 @@ def explain(run: Run, request_id: int, *, hashed: bool = False) -> Explanation |
     if not result.is_finished:
         result.inside = next((inside for segment in run.segments if (inside := _inside(segment))), None)
     return result
+
+
+def _holds(segment: Segment, request_id: int) -> bool:
+    """Whether a rank has yet to give a request's pages back; not where the record that tells may be lost."""
+    found = [record for _, record in segment.of_request(request_id) if isinstance(record, FinishedCall)]
+    is_back = any(request_id in record.saving_returned for record in found)
+    return segment.facts.has_worker and not is_back and (bool(found) or not segment.process.lost)
 
 
 def _began(record: Record) -> int:

@@ -37,6 +37,7 @@ class Facts:
         started: The process's first record.
         groups: The registered layer groups by id.
         has_scheduler: Whether this process has a traced scheduler: then it is the one that ends requests and steps.
+        has_worker: Whether it has a traced worker: then it answers ``get_finished``.
         engines: How many engines the process has had: where a half of a connector is constructed again, another one begins, which
             numbers its requests and passes anew.
     """
@@ -50,6 +51,7 @@ class Facts:
         self.groups: dict[int, GroupFacts] = {}
         self.tokens_per_block = 0
         self.has_scheduler = False
+        self.has_worker = False
         self.engines = 0
         self._wrapped: set[Side] = set()
         self._group_of_layer: dict[int, int] = {}
@@ -76,6 +78,7 @@ class Facts:
                     self._wrapped.clear()
                 self._wrapped.add(record.side)
                 self.has_scheduler |= record.side is Side.SCHEDULER
+                self.has_worker |= record.side is Side.WORKER
                 self._classes[record.side] = record.class_name
                 for source in record.implemented:
                     self._sources[record.side, source.name] = source

@@ -80,7 +80,9 @@ def kind(told: Explanation) -> str:
     if _failed(told):
         return "failed"
     served = served_tokens(told)
-    return "miss" if not served else "partial" if told.story.miss_reason or _is_cut(told) else "hit"
+    if not served:
+        return "miss"
+    return "partial" if told.story.miss_reason not in (None, MissReason.ON_DEVICE) or _is_cut(told) else "hit"
 
 
 def served_tokens(told: Explanation) -> int:
@@ -109,8 +111,10 @@ def _unfinished(told: Explanation) -> str:
     if told.inside is not None and not told.is_running:
         return f"cut short: its engine ended inside {told.inside}"
     story = told.story
-    if story.held_since_ns is not None and story.held_ns is None:
+    if story.held_since_ns is not None and told.holding:
         waits = f"{story.held_pages:,} pages are held for its save since {duration(max(0, told.now_ns - story.held_since_ns))}"
+        if set(told.holding) != {each.rank for each in told.ranks}:
+            waits += f": rank {', '.join(map(str, told.holding))} hasn't given them back"
     elif story.finished_ns is not None:
         return ""
     elif story.first_query_ns is None:
