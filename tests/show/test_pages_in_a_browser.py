@@ -152,9 +152,8 @@ def test_more_bars_than_a_page_draws_are_joined_and_said(tmp_path: Path) -> None
 
 
 def test_the_diff_draws_too(folder: Path, tmp_path: Path) -> None:
-    told = opened(
-        written("diff", folder, write_journal(tmp_path / "j", the_run()), tmp_path / "diff.html"), 400, "dark"
-    )
+    other = write_journal(tmp_path / ("a-name-that-no-blank-divides" * 4), the_run())
+    told = opened(written("diff", folder, other, tmp_path / "diff.html"), 400, "dark")
 
     assert "What changed most" in told["text"]
     assert (told["errors"], told["overflow"] <= 0) == ([], True)
