@@ -195,3 +195,22 @@ def test_poison_in_a_held_page_is_noticed(model):
     expected = serve(Executor(model("llama")), tokens(100), new=3)[0]
     executor.run()
     assert request.output_tokens != expected.output_tokens
+
+
+def test_a_prefix_whose_page_went_while_a_request_ran_on_behind_it_is_found_once_it_is_known_again(model):
+    """Two compute it at once, and one's page is known for it; that page goes, and the other adds a block behind it."""
+    executor = Executor(model("llama"), num_blocks=8, policy="MAX_UTILIZATION")
+    prefix = tokens(33)
+    executor.submit(prefix, 1)
+    longer = executor.submit(prefix, 40)
+    executor.step()
+    crowd = executor.submit(tokens(191, seed=7), 1)  # all pages that the longer one doesn't hold
+    while not crowd.is_finished:
+        executor.step()
+    executor.run()
+    assert len(longer.output_tokens) == 40
+    assert [serve(executor, prefix, new=1)[0].device_tokens for _ in range(2)] == [0, 32]
+    serve(
+        executor, tokens(200, seed=8), new=1
+    )  # all pages but the prefix's, which was used last; the block behind it goes
+    assert serve(executor, prefix, new=1)[0].device_tokens == 32

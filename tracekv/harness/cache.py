@@ -42,6 +42,12 @@ class Allocation:
     history: int = 0
     committed: int = 0
 
+    def ends_with(self, block: Block) -> None:
+        """Take another block of the reuse tree for the last one that is known."""
+        block.follow()
+        self.block.unfollow()
+        self.block = block
+
 
 class PagedCache(ABC):
     """Pages, device reuse and the prepare phase of one kind of cache manager.
@@ -141,6 +147,7 @@ class PagedCache(ABC):
         if allocation is None:
             return
         self._commit(request, allocation, written)
+        allocation.block.unfollow()
         for pool, slots in zip(self.pools, allocation.slots, strict=True):
             for slot in reversed(slots):  # the end of a prefix is the first to be evicted
                 if slot >= 0:
@@ -161,8 +168,8 @@ class PagedCache(ABC):
 
     def _allocate(self, request: Request) -> Allocation:
         """An allocation that begins with what device reuse supplies; at most ``prompt_len - 1`` tokens."""
-        root = self._tree.root(request)
-        allocation = Allocation([[] for _ in self.pools], root)
+        allocation = Allocation([[] for _ in self.pools], self._tree.root(request))
+        allocation.block.follow()
         self._allocations[request.request_id] = allocation
         if not self.block_reuse:
             return allocation
@@ -209,7 +216,7 @@ class PagedCache(ABC):
                     pool.hold(page)
                     slots.append(page)
         if blocks:
-            allocation.block = blocks[-1]
+            allocation.ends_with(blocks[-1])
         allocation.local = allocation.history = history
         allocation.committed = len(blocks)
         allocation.capacity = history
@@ -262,7 +269,7 @@ class PagedCache(ABC):
                 if slot >= 0 and block.pages[group] is None:
                     block.pages[group] = slot
                     pool.owned_by(slot, block)
-            allocation.block = block
+            allocation.ends_with(block)
             allocation.committed += 1
 
     def _stale(self, pool: PagePool, history: int) -> range:

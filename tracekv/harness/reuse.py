@@ -10,13 +10,19 @@ from tracekv.harness.requests import Request
 
 
 class Block:
-    """A block of tokens behind a prefix; ``pages[g]`` is its page slot in layer group g, or None."""
+    """A block of tokens behind a prefix.
+
+    Attributes:
+        pages: ``[g]`` is its page slot in layer group g, or None.
+        followed: Requests that hold pages and whose known prefix ends with it: they may add blocks behind it.
+    """
 
     def __init__(self, parent: Block | None, tokens: tuple[int, ...], groups: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages: list[int | None] = [None] * groups
         self.children: dict[tuple[int, ...], Block] = {}
+        self.followed = 0
 
     def child(self, tokens: tuple[int, ...]) -> Block:
         """The block of ``tokens`` behind this one, made if need be."""
@@ -27,9 +33,23 @@ class Block:
     def lost(self, group: int) -> None:
         """Forget an evicted page, and blocks that lead nowhere."""
         self.pages[group] = None
+        self._leave()
+
+    def follow(self) -> None:
+        """A request's known prefix ends here now."""
+        self.followed += 1
+
+    def unfollow(self) -> None:
+        """It ends elsewhere, or the request gave its pages back."""
+        self.followed -= 1
+        self._leave()
+
+    def _leave(self) -> None:
         block = self
-        while block.parent is not None and not block.children and all(page is None for page in block.pages):
-            block.parent.children.pop(block.tokens, None)
+        while block.parent is not None and not (
+            block.children or block.followed or any(page is not None for page in block.pages)
+        ):
+            del block.parent.children[block.tokens]
             block = block.parent
 
 
