@@ -28,7 +28,6 @@ def place_offer(
     capacity: int,
     resize: Callable[[int, int], bool],
     extra: int = 0,
-    drafts: int = 0,
 ) -> Placement:
     """Honour as much of an offer as the pages allow.
 
@@ -41,7 +40,6 @@ def place_offer(
         capacity: Tokens that the request's pages cover.
         resize: Called with ``(capacity, position)``; answers False, changing nothing, where pages are lacking.
         extra: Extra tokens that the cache keeps per request.
-        drafts: Draft tokens of the first generation step.
 
     Returns:
         The placement; ``position == local`` means that nothing is honoured.
@@ -64,7 +62,7 @@ def place_offer(
     for position, end in candidates:
         if position <= local or end <= position:
             continue
-        wanted = max(capacity, end + extra + (drafts if end >= prompt else 0))
+        wanted = max(capacity, end + extra)
         if resize(wanted, position):
             return Placement(position, end - position, wanted)
     return unserved
