@@ -124,7 +124,7 @@ class Core:
 
     @staticmethod
     def _shift(source: Source, leader: Source | None) -> int:
-        if leader is None or source.boot_id == leader.boot_id:
+        if leader is None or "" in (source.boot_id, leader.boot_id) or source.boot_id == leader.boot_id:
             return 0
         return source.wall_offset_ns - leader.wall_offset_ns
 
