@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -284,6 +285,27 @@ def test_held_pages_and_broken_rules_are_shown(tmp_path):
     assert "violation S2 x1" in shown
     assert "4 pages of 1 request, the oldest" in shown
     assert "L3" not in shown
+
+
+def test_pages_are_held_until_the_last_rank_has_given_them_back(tmp_path):
+    tape = Tape(ranks=2)
+    tape.prefill(1, 100, [[1, 2, 3, 4]])
+    tape.finish(1, keeps=True, pages=[[1, 2, 3, 4]])
+    held, waits = [], []
+    for rank in (None, 0, 1):
+        if rank is not None:
+            tape.polled(rank, saving=[1], saved=[1])
+        folder = tmp_path / f"{rank}"
+        folder.mkdir()
+        write_journals(folder, tape.records)
+        following = follow(folder)
+        top = following.top()
+        following.close()
+        held.append((top.held_pages, top.held_requests, top.open_requests))
+        dumped = json.loads(CliRunner().invoke(app, ["dump", "--json", str(folder)]).stdout)
+        waits.append([request["waits_for"] for request in dumped["processes"][0]["requests"]])
+    assert held == [(4, 1, 1), (4, 1, 1), (0, 0, 0)]
+    assert waits == [["its save (get_finished)"], ["its save on rank 1 (get_finished)"], []]
 
 
 def test_a_rule_that_is_broken_very_often_is_counted_on(tmp_path):

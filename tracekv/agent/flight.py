@@ -12,7 +12,7 @@ from tracekv.journal.reader import OpenHook
 from tracekv.journal.vocabulary import Callback
 from tracekv.views import ids
 from tracekv.views.facts import callback_name, count_pages
-from tracekv.views.inflight import InFlightView, all_moves
+from tracekv.views.inflight import InFlightView, all_moves, settle
 
 
 class Flight:
@@ -84,6 +84,7 @@ class Flight:
 
 def describe(flights: Sequence[Flight]) -> list[dict[str, Any]]:
     """What each process was in the middle of, as JSON holds it; ages in seconds, counted from now (``Flight.now_ns``)."""
+    settle([flight.view for flight in flights])
     moves = all_moves([flight.view for flight in flights])
     return [_describe(flight, found) for flight, found in zip(flights, moves, strict=True)]
 

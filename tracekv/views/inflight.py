@@ -47,6 +47,7 @@ class OpenRequest(msgspec.Struct):
         since_ns: Since when it waits for that.
         pages: Pages that hold KV, by layer group.
         step: The pass that it was in last; 0 before the first.
+        is_held: It has finished, and its pages are kept for a save.
     """
 
     request_id: int
@@ -59,6 +60,7 @@ class OpenRequest(msgspec.Struct):
     is_async: bool = False
     pages: list[list[int]] = []
     step: int = 0
+    is_held: bool = False
 
 
 class InFlightMove(msgspec.Struct, frozen=True):
@@ -110,7 +112,10 @@ class InFlightView:
         self.requests: dict[int, OpenRequest] = {}
         self._plans: list[_Plan] = []
         self._moved: dict[tuple[int, Direction, int], set[int]] = {}
-        self._returned: set[tuple[int, Direction]] = set()
+        #: What ``get_finished`` has named, the oldest first.
+        self._returned: dict[tuple[int, Direction], None] = {}
+        #: Held requests that this rank has given back, and perhaps others have not.
+        self._elsewhere: dict[int, None] = {}
         self._ended_step = 0
         self.step = 0
 
@@ -169,17 +174,19 @@ class InFlightView:
         known = self.requests.get(request_id)
         if known is None:
             known = self.requests[request_id] = OpenRequest(request_id, waits_for, since_ns)
-            if len(self.requests) > _MAX_REQUESTS:
-                self._forget(next(iter(self.requests)))
+            if len(self.requests) - len(self._elsewhere) > _MAX_REQUESTS:
+                self._forget(next(known for known in self.requests if known not in self._elsewhere))
         known.waits_for, known.since_ns = waits_for, since_ns
         return known
 
     def _forget(self, request_id: int) -> None:
         self.requests.pop(request_id, None)
+        self._elsewhere.pop(request_id, None)
         self._plans = [plan for plan in self._plans if plan.request_id != request_id]
         for key in [key for key in self._moved if key[0] == request_id]:
             del self._moved[key]
-        self._returned -= {(request_id, way) for way in Direction}
+        for way in Direction:
+            self._returned.pop((request_id, way), None)
 
     def _queried(self, record: QueryCall) -> None:
         known = self._open(record.request_id, WAITS_FOR_PAGES, record.ended_ns)
@@ -223,7 +230,8 @@ class InFlightView:
         if not record.keeps_pages:
             self._forget(record.request_id)
             return
-        self._open(record.request_id, WAITS_FOR_SAVE, record.ended_ns).pages = record.pages
+        known = self._open(record.request_id, WAITS_FOR_SAVE, record.ended_ns)
+        known.pages, known.is_held = record.pages, True
         self._plans += [
             _Plan(record.request_id, Direction.SAVE, group, pages, record.ended_ns, 0)
             for group, slots in enumerate(record.pages)
@@ -232,16 +240,19 @@ class InFlightView:
 
     def _polled(self, record: FinishedCall) -> None:
         for request_id in record.loading_returned:
-            self._returned.add((request_id, Direction.LOAD))
+            self._returned[request_id, Direction.LOAD] = None
             if request_id in self.requests:
                 self._open(request_id, WAITS_FOR_PASS, record.ended_ns)
         for request_id in record.saving_returned:
-            self._returned.add((request_id, Direction.SAVE))
-            if request_id in self.requests:
+            if request_id in self.requests and (self.facts.world or 1) > 1:
+                self._elsewhere[request_id] = None
+                if len(self._elsewhere) > _MAX_REQUESTS:
+                    self._forget(next(iter(self._elsewhere)))
+            elif request_id in self.requests:
                 self._forget(request_id)
-                self._returned.add((request_id, Direction.SAVE))
+            self._returned[request_id, Direction.SAVE] = None
         while len(self._returned) > _MAX_REQUESTS:
-            self._returned.pop()
+            del self._returned[next(iter(self._returned))]
 
     def _pass_ended(self, record: Call) -> None:
         self._ended_step = max(self._ended_step, record.step)
@@ -285,6 +296,21 @@ def leader_of(view: InFlightView, views: Iterable[InFlightView]) -> InFlightView
         return view
     run = view.facts.run_id
     return next((other for other in views if run and other.facts.has_scheduler and other.facts.run_id == run), None)
+
+
+def settle(views: Sequence[InFlightView]) -> None:
+    """Let held requests go that every rank whose journal is here has given back; of the others, say who has not."""
+    for leader in views:
+        if not leader.facts.has_scheduler:
+            continue
+        workers = [view for view in views if view.facts.run == leader.facts.run and view.facts.has_worker]
+        for request_id in list(leader._elsewhere):
+            late = [view for view in workers if (request_id, Direction.SAVE) not in view._returned]
+            if late:
+                ranks = ", ".join(str(view.facts.rank) for view in late)
+                leader.requests[request_id].waits_for = f"its save on rank {ranks} (get_finished)"
+            else:
+                leader._forget(request_id)
 
 
 def all_moves(views: Sequence[InFlightView]) -> list[list[InFlightMove]]:

@@ -29,7 +29,7 @@ from tracekv.journal.records import (
 from tracekv.journal.vocabulary import Direction, Operation, Source
 from tracekv.views import ids, timing
 from tracekv.views.facts import MOVED, count_pages
-from tracekv.views.inflight import WAITS_FOR_SAVE, InFlightView, all_moves
+from tracekv.views.inflight import InFlightView, all_moves, settle
 
 #: Kinds that are counted from the beginning; the others matter for what is going on now.
 COUNTED: tuple[type[Record], ...] = (
@@ -297,6 +297,7 @@ def screen(
     seen: Sequence[Seen], *, at_unix_ns: int, window_s: float, hashed: bool, rules: Mapping[str, int], judged: str
 ) -> Top:
     """All processes in one struct."""
+    settle([each.view.inflight for each in seen])
     top = Top(
         at_unix_ns, window_s, [each.line for each in seen], _moves(seen, hashed=hashed),
         _sum(each.view.tokens for each in seen), _sum(each.view.missed for each in seen),
@@ -311,7 +312,7 @@ def screen(
         top.longest_stall_s = max(top.longest_stall_s, view.longest_stall_ns / 1e9)
         for request in view.inflight.requests.values():
             top.open_requests += view.facts.has_scheduler
-            if request.waits_for == WAITS_FOR_SAVE:
+            if request.is_held:
                 top.held_requests += 1
                 top.held_pages += sum(map(count_pages, request.pages))
                 top.oldest_held_s = max(top.oldest_held_s, (each.now_ns - request.since_ns) / 1e9)
