@@ -400,18 +400,32 @@ def test_a_rank_whose_passes_run_later_than_anothers_is_not_named_for_it():
     assert loaded_on_two_ranks(5) == []
 
 
-def test_a_rank_whose_journal_is_read_late_is_not_taken_for_a_late_rank():
+def saved_on_two_ranks(*, second_returns=True):
+    """Twenty requests, a second apart, whose pages are kept until both ranks have returned them."""
     tape = Tape(ranks=2)
-    for number in range(1, 30):
-        tape.prefill(number, 100, [[number * 2, number * 2 + 1, 60, 61]][:1] if number == 1 else [[1, 2, 3, 4]])
-        tape.finish(number, pages=[])
-    leader = [each for each in tape.records if each[0] == "rank0"]
-    follower = [each for each in tape.records if each[0] == "rank1"]
-    checker = Checker()
-    for source, record in leader + follower:
-        checker.feed(source, record)
-    checker.close()
-    assert checker.findings == []
+    for number in range(1, 21):
+        tape.prefill(number, 100, [[1, 2, 3, 4]])
+        tape.finish(number, keeps=True, pages=[[1, 2, 3, 4]])
+        for rank in range(2):
+            tape.transfer(Direction.SAVE, number, [1, 2, 3], rank=rank)
+            returned = [number] if second_returns or not rank else []
+            tape.polled(rank, saving=[number], saved=returned)
+        tape.idle(0, ms=500)
+        tape.idle(1, ms=500)
+    return tape
+
+
+def test_a_rank_whose_journal_is_read_late_is_not_taken_for_a_late_rank():
+    tape, joined = saved_on_two_ranks(), len(Tape(ranks=2).records)
+    # Both are known; then all else of the leader's journal comes first.
+    tape.records[joined:] = sorted(tape.records[joined:], key=lambda each: each[0])
+    assert names(check(tape)) == []
+
+
+def test_a_rank_that_returns_nothing_is_named():
+    found = check(saved_on_two_ranks(second_returns=False))
+    assert {each.rule for each in found} == {"W4"}
+    assert {tuple(each.numbers["missing"]) for each in found} == {(1,)}
 
 
 def watched(tape, direction, request, pages):
