@@ -287,9 +287,10 @@ class Executor:
     def cancel(self, request: Request) -> None:
         """Let a request end; the connector is never told, but for what contract-v2.md section 4 says of the overlap loop.
 
-        One that no pass has seen ends here; any other ends in the next pass that runs a batch (overlap: that follows one), so a
-        parked one stays while nothing else runs. A parked one then ends at once, its load still under way. Once a request is
-        finished, being saved or not, it has no effect.
+        One that no pass has seen ends here; any other, for which this may be called from any thread, ends in the next pass that runs
+        a batch (overlap: that follows one), so a parked one stays while nothing else runs. A parked one then ends at once, its load
+        still under way; with attention data parallelism it stays until that is done, which has only :attr:`Deadlines.grace_s` for it
+        from here on. Once a request is finished, being saved or not, it has no effect.
         """
         self._requests.cancel(request)
 
