@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 
 import pytest
 from typer.testing import CliRunner
 
+from tracekv.agent.lock import AgentLock
 from tracekv.cli.app import app
 
 
@@ -33,7 +35,7 @@ def doctor(monkeypatch, tmp_path):
 def test_a_sound_installation_has_no_problem(doctor, tmp_path):
     found = doctor()
     assert {line["severity"] for line in found.values()} == {"ok"}
-    assert {check for check, _ in found} == {"settings", "runtime", "connector", "journal", "export"}
+    assert {check for check, _ in found} == {"settings", "runtime", "connector", "journal", "export", "agent"}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,21 @@ def test_each_fault_is_a_problem_that_says_what_to_do(doctor, environ, check, sa
     problems = [line for (of, _), line in doctor(**environ).items() if of == check and line["severity"] == "problem"]
     assert said in problems[0]["what"]
     assert problems[0]["remedy"]
+
+
+def test_whoever_reads_the_journals_is_named_with_its_endpoint(doctor, tmp_path):
+    folder = tmp_path / "journals"
+    folder.mkdir()
+    assert doctor()["agent", str(folder)]["what"] == "nobody reads the journals now; the first engine starts an agent"
+    assert doctor(TRACEKV_AGENT="external")["agent", str(folder)]["severity"] == "advice"
+    lock = AgentLock(folder)
+    assert lock.acquire()
+    lock.tell("")
+    (folder / "metrics-endpoint").write_text("http://127.0.0.1:9464/metrics\n")
+    found = doctor()["agent", str(folder)]
+    lock.close()
+    assert found["severity"] == "ok"
+    assert found["what"] == f"pid {os.getpid()} reads the journals, metrics at http://127.0.0.1:9464/metrics"
 
 
 def test_an_endpoint_that_answers_is_fine(doctor):

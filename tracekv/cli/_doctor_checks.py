@@ -17,6 +17,8 @@ import msgspec
 import yaml
 
 from tracekv import connectors, settings
+from tracekv.agent.lock import holder
+from tracekv.agent.metrics import ENDPOINT_FILE
 from tracekv.capture import implemented_callbacks
 from tracekv.contract import UnknownRuntime, current_runtime
 from tracekv.contract.lint import Finding, Severity, lint_arguments, lint_connector
@@ -89,10 +91,13 @@ def check_connector(name: str) -> Iterator[Result]:
     yield from map(Result.of, lint_connector(*connector))
 
 
+def _journal_folder(resolved: Settings) -> Path:
+    return Path(resolved.journal_dir) if resolved.journal_dir else default_directory()
+
+
 def check_journal(resolved: Settings) -> Iterator[Result]:
     """Room and rights for the ring file, and the engines that write here now."""
-    folder = Path(resolved.journal_dir) if resolved.journal_dir else default_directory()
-    existing = folder
+    existing = folder = _journal_folder(resolved)
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -165,6 +170,22 @@ def check_agent(resolved: Settings, environ: Mapping[str, str]) -> Iterator[Resu
             "export", Severity.ADVICE.value, "TRACEKV_TRACE_FILE", "Nothing says where spans and metrics should go.",
             "Set TRACEKV_TRACE_FILE, OTEL_EXPORTER_OTLP_ENDPOINT or TRACEKV_METRICS_PORT.",
         )  # fmt: skip
+    elif resolved.agent != "thread":
+        yield _check_holder(_journal_folder(resolved), is_started=resolved.agent == "auto")
+
+
+def _check_holder(folder: Path, *, is_started: bool) -> Result:
+    there = holder(folder)
+    if there is None and is_started:
+        return Result("agent", OK, str(folder), "nobody reads the journals now; the first engine starts an agent")
+    if there is None:
+        return Result(
+            "agent", Severity.ADVICE.value, str(folder), "Nobody reads the journals: with TRACEKV_AGENT=external no engine starts an agent.",
+            "Run `tracekv agent --stay` beside the engines, as their user.",
+        )  # fmt: skip
+    file = folder / ENDPOINT_FILE
+    where = f", metrics at {file.read_text().strip()}" if file.exists() else ""
+    return Result("agent", OK, str(folder), f"pid {there.pid} reads the journals{where}")
 
 
 def _check_endpoint(endpoint: str) -> Result:
