@@ -180,7 +180,8 @@ def _check_holder(folder: Path, *, is_started: bool) -> Result:
         return Result("agent", OK, str(folder), "nobody reads the journals now; the first engine starts an agent")
     if there is None:
         return Result(
-            "agent", Severity.ADVICE.value, str(folder), "Nobody reads the journals: with TRACEKV_AGENT=external no engine starts an agent.",
+            "agent", Severity.ADVICE.value, str(folder),
+            "Nobody reads the journals: with TRACEKV_AGENT=external no engine starts an agent.",
             "Run `tracekv agent --stay` beside the engines, as their user.",
         )  # fmt: skip
     file = folder / ENDPOINT_FILE
