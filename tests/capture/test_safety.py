@@ -75,6 +75,28 @@ def test_an_error_of_ours_leaves_the_run_unharmed_and_is_reported_once(records, 
     assert "ours" not in caplog.text  # a message could carry a prompt
 
 
+class Incomparable:
+    def __eq__(self, other):
+        raise Boom
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"), [((None, None), ([], [])), (([], []), (Incomparable(), [])), (([], []), Incomparable())]
+)
+def test_ids_and_answers_of_another_kind_harm_nothing(records, given, answer):
+    class Odd(TensorWorker):
+        def get_finished(self, finished_gen_req_ids, started_loading_req_ids):
+            return answer
+
+    worker = tracekv.trace(Odd)(None)
+    for _ in range(2):
+        assert worker.get_finished(*given) is answer
+    worker.start_load_kv(None)
+    assert records(Call)[-1].callback == Callback.START_LOAD_KV
+
+
 def test_a_journal_that_fails_harms_nothing(monkeypatch, caplog):
     scheduler, worker = tracekv.trace(FlatScheduler)(None), tracekv.trace(TensorWorker)(None)
 

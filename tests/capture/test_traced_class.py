@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
+import sys
 
 import pytest
 
 import tracekv
 from tests.support.connectors import FlatScheduler, GroupedScheduler, TensorWorker
 from tracekv.contract import KvCacheConnectorScheduler, KvCacheConnectorWorker
+from tracekv.journal.records import Call, ConnectorWrapped, FinishCall, RunJoined, TracerFault
+from tracekv.journal.vocabulary import Callback
 
 PROBED = [
     (KvCacheConnectorScheduler, "update_state_after_alloc_by_layer_group"),
@@ -71,8 +76,6 @@ def test_an_incomplete_class_stays_abstract():
 
 
 def test_an_injected_stub_still_raises_and_is_not_called_implemented(records):
-    from tracekv.journal.records import ConnectorWrapped
-
     scheduler = tracekv.trace(GroupedScheduler)(None)
     with pytest.raises(NotImplementedError, match="update_state_after_alloc_by_layer_group"):
         scheduler.update_state_after_alloc(None, [1])
@@ -82,8 +85,6 @@ def test_an_injected_stub_still_raises_and_is_not_called_implemented(records):
 
 
 def test_an_inherited_callback_is_listed_as_not_implemented(records):
-    from tracekv.journal.records import ConnectorWrapped
-
     tracekv.trace(TensorWorker)(None)
     (wrapped,) = records(ConnectorWrapped)
     assert wrapped.class_name.endswith("connectors.TensorWorker")
@@ -95,8 +96,6 @@ def test_an_inherited_callback_is_listed_as_not_implemented(records):
 
 
 def test_where_a_callback_is_defined_is_recorded(records):
-    from tracekv.journal.records import ConnectorWrapped
-
     tracekv.trace(TensorWorker)(None)
     (wrapped,) = records(ConnectorWrapped)
     (start_load,) = [source for source in wrapped.implemented if source.name == "start_load_kv"]
@@ -182,3 +181,106 @@ def _any_request():
     from tests.support.connectors import request
 
     return request()
+
+
+def test_what_a_callback_takes_beyond_the_contract_it_takes_traced_too(records):
+    class Taking(TensorWorker):
+        def start_load_kv(self, stream=None, *, limit=0):
+            return stream, limit
+
+        def wait_for_layer_load(self, layer_idx, stream, timeout=None):
+            return layer_idx, timeout
+
+        def bind_connector_meta(self, metadata, *more):
+            super().bind_connector_meta(metadata)
+            return more
+
+        def get_finished(self, finished_gen_req_ids, started_loading_req_ids, **named):
+            return [], sorted(named)
+
+    worker = tracekv.trace(Taking)(None)
+    assert worker.start_load_kv() == (None, 0)
+    assert worker.start_load_kv("s", limit=3) == ("s", 3)
+    assert worker.wait_for_layer_load(2, None, 5) == (2, 5)
+    assert worker.bind_connector_meta("plan", 1, 2) == (1, 2)
+    assert worker.get_connector_meta() == "plan"
+    assert worker.get_finished([], [], block=True) == ([], ["block"])
+    with pytest.raises(TypeError):
+        worker.wait_for_save(None, 1)
+    assert [record.callback for record in records(Call)].count(Callback.START_LOAD_KV) == 2
+
+
+def test_a_subclass_that_leaves_out_the_constructor_works_and_records_nothing(records):
+    class Further(tracekv.trace(TensorWorker)):
+        def __init__(self, llm_args):
+            self.own = llm_args
+
+    tracekv.trace(TensorWorker)(None)
+    before = len(records())
+    assert Further(3).start_load_kv(None) is None
+    assert len(records()) == before
+
+
+def test_a_subclass_of_a_traced_class_is_traced_as_one_connector(records):
+    class Further(tracekv.trace(FlatScheduler)):
+        def request_finished(self, request, cache_block_ids):
+            return super().request_finished(request, cache_block_ids)
+
+    scheduler = tracekv.trace(Further)(None)
+    scheduler.request_finished(_any_request(), [1])
+    (wrapped,) = records(ConnectorWrapped)
+    assert wrapped.class_name.endswith("Further")
+    assert len(records(RunJoined)) == len(records(FinishCall)) == 1
+    assert tracekv.trace(Further)._tracekv_recorder is tracekv.trace(FlatScheduler)._tracekv_recorder
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
+def test_an_instance_can_be_copied_as_a_bare_one(copied, monkeypatch):
+    monkeypatch.setattr(sys.modules[TensorWorker.__module__], "TensorWorker", tracekv.trace(TensorWorker))
+    worker = tracekv.trace(TensorWorker)(None)
+    worker.held = [1]
+    again = copied(worker)
+    assert again.held == [1]
+    assert again.start_load_kv(None) is None
+
+
+def test_a_class_that_watches_its_attributes_is_traced():
+    class Watching(TensorWorker):
+        def __init__(self, llm_args):
+            object.__setattr__(self, "names", [])
+            self.ready = True
+
+        def __setattr__(self, name, value):
+            self.names.append(name)
+            object.__setattr__(self, name, value)
+
+    assert tracekv.trace(Watching)(None).names == ["ready"]
+
+
+def test_a_class_with_nothing_but_slots_is_traced(records):
+    class Slotted:
+        __slots__ = ("args",)
+
+        def __init__(self, llm_args):
+            self.args = llm_args
+
+        def start_load_kv(self, stream):
+            return self.args
+
+    assert tracekv.trace(Slotted)(5).start_load_kv(None) == 5
+    assert records(TracerFault) == []
+
+
+def test_a_traced_class_is_constructed_by_the_arguments_of_its_inner_one():
+    class Made(TensorWorker):
+        def __new__(cls, llm_args, extra):
+            made = super().__new__(cls)
+            made.extra = extra
+            return made
+
+        def __init__(self, llm_args, extra):
+            super().__init__(llm_args)
+
+    assert tracekv.trace(Made)(None, extra=4).extra == 4
+    for inner in (TensorWorker, FlatScheduler, Made, Duck):
+        assert inspect.signature(tracekv.trace(inner)) == inspect.signature(inner)

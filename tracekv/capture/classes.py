@@ -31,6 +31,9 @@ _TELLTALES = {Side.SCHEDULER: "build_connector_meta", Side.WORKER: "start_load_k
 _NOT_METHODS = {Callback.SCHEDULER_INIT, Callback.WORKER_INIT, Callback.FORWARD_PASS_CALLABLE}
 #: In no base class: a connector has them or not.
 _OPTIONAL = {"shutdown", "cancel_load", "request_reset"}
+#: Holds an instance's recorder, or None. Set past the class's own ``__setattr__``, which may need what ``__init__`` makes.
+_SLOT = "_tracekv_recorder"
+_set = object.__setattr__
 
 _traced: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 _results: weakref.WeakSet[type] = weakref.WeakSet()
@@ -105,10 +108,14 @@ def _build(inner: type) -> type:
         wrapped[Callback.BIND_CONNECTOR_META] = bind
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace["__slots__"] = ("_tracekv_recorder",)
+        slots = [] if hasattr(inner, _SLOT) else [_SLOT]
+        if not inner.__weakrefoffset__:
+            slots.append("__weakref__")
+        namespace["__slots__"] = slots
         namespace["__module__"] = inner.__module__
         namespace["__qualname__"] = inner.__qualname__
         namespace["__doc__"] = inner.__doc__
+        namespace["__new__"] = _new(inner)
         namespace["__init__"] = _init(inner, side, implemented)
         for callback, defined in wrapped.items():
             function = _unbound(inner, callback.method, defined)
@@ -129,6 +136,22 @@ def _unbound(inner: type, name: str, defined: Any) -> Callable[..., Any]:
     return call
 
 
+def _new(inner: type) -> Callable[..., Any]:
+    made_by: Any = inner.__new__
+    plain: Any = object.__new__
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        instance = made_by(cls) if made_by is plain else made_by(cls, *args, **kwargs)
+        # Not every instance comes to our __init__: a copy doesn't, nor one of a subclass that leaves it out.
+        if isinstance(instance, cls):
+            _set(instance, _SLOT, None)
+        return instance
+
+    # Whose signature is the class's.
+    __new__.__wrapped__ = inner.__init__ if made_by is plain else made_by  # type: ignore[attr-defined, misc]
+    return __new__
+
+
 def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable[..., None]:
     original = inner.__init__  # type: ignore[misc]
     code = Callback.SCHEDULER_INIT if side is Side.SCHEDULER else Callback.WORKER_INIT
@@ -136,8 +159,9 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # Until it is constructed its own calls are nobody's business; from then on its recorder stands in the slot.
-        self._tracekv_recorder = None
-        capture = session()
+        _set(self, _SLOT, None)
+        # A traced class may be traced again further down, and records there.
+        capture = session() if _most_derived(type(self)) is _traced[inner] else None
         if capture is None:
             original(self, *args, **kwargs)
             return
@@ -156,9 +180,13 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
             recorder.simple(code, started)
         _announce(self, inner, side, implemented, capture, recorder)
         recorder.learn_engine(args[0] if args else kwargs.get("llm_args"))
-        self._tracekv_recorder = recorder
+        _set(self, _SLOT, recorder)
 
     return __init__
+
+
+def _most_derived(kind: type) -> type:
+    return next(each for each in kind.__mro__ if each in _results)
 
 
 def _recorder(capture: Session, side: Side, llm_args: Any) -> Recorder:

@@ -128,6 +128,10 @@ class Recorder:
         self._engine_thread = 0
         self._idle: IdlePolls | None = None
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A pickled or deeply copied instance of a traced class records nothing."""
+        return type(None), ()
+
     def enter(self, code: int) -> int:
         """The time at which a callback of the loop is entered, or 0 where the call isn't the runtime's.
 

@@ -1,12 +1,13 @@
 """The function that stands in for each callback: enter, call the inner one, leave with what it carried.
 
 They are made from one template per shape, as ``dataclasses`` makes methods, so that each has the contract's own parameter
-names, takes no ``*args``, binds its inner function once, and costs no call more than it needs. The inner call is in no
-``try`` that could swallow: an exception is noted on its way and goes on as it is.
+names, takes no ``*args`` unless its inner function takes more than the contract gives it, binds that function once, and costs no
+call more than it needs. The inner call is in no ``try`` that could swallow: an exception is noted on its way and goes on as it is.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ _CALLBACK = """\
 def {name}({parameters}):
     recorder = self._tracekv_recorder
     if recorder is None or not (started := recorder.{enter}({code})):
-        return inner({parameters})
+        return inner({call})
     try:
         answer = inner({arguments})
     except BaseException as error:
@@ -41,20 +42,101 @@ _LAYER_HOOK = """\
 def {name}({parameters}):
     starts = hooks.{instrument}
     if starts is None:
-        return inner({parameters})
+        return inner({call})
     try:
         starts[layer_idx] = now()
     except Exception as error:
         starts = hook_failed(self, "{name}", "{instrument}", layer_idx, error)
         if starts is None:
-            return inner({parameters})
+            return inner({call})
     try:
-        answer = inner({parameters})
+        answer = inner({call})
     except BaseException as error:
         hook_raised(self, {code}, starts[layer_idx], error)
         raise
     hooks.{instrument}_ends[layer_idx] = now()
     return answer
+"""
+
+
+_BUILD = """\
+def {name}({parameters}):
+    recorder = self._tracekv_recorder
+    if recorder is None or not (started := recorder.enter_step({code})):
+        return inner({call})
+    recorder.steps += 1
+    current.step = recorder.steps
+    try:
+        metadata = inner({call})
+    except BaseException as error:
+        recorder.raised({code}, started, error)
+        raise
+    recorder.build({code}, started, scheduler_output, metadata)
+    return recorder.enclose(metadata)
+"""
+
+# Unwrapping is no instrument: it happens even where every instrument is gone.
+_BIND = """\
+def {name}({parameters}):
+    envelope = None
+    if type(metadata) is Envelope:
+        envelope = metadata
+        metadata = envelope.inner
+    recorder = self._tracekv_recorder
+    if recorder is None or not (started := recorder.enter_step({code})):
+        return inner({call})
+    if envelope is not None:
+        current.step = envelope.step
+    try:
+        answer = inner({call})
+    except BaseException as error:
+        recorder.raised({code}, started, error)
+        raise
+    recorder.bind({code}, started, envelope)
+    return answer
+"""
+
+# The ids are copied before the call: the inner connector may empty the lists that it was given. What isn't as the contract has it
+# may not be listed, nor compared: that is our fault, and not the engine's.
+_GET_FINISHED = """\
+def {name}({parameters}):
+    recorder = self._tracekv_recorder
+    if recorder is None or not (started := recorder.enter({code})):
+        return inner({call})
+    try:
+        saving, loading = list(finished_gen_req_ids), list(started_loading_req_ids)
+    except Exception as error:
+        saving, loading = [], []
+        recorder.remove("finished", error)
+    try:
+        answer = inner({call})
+    except BaseException as error:
+        recorder.raised({code}, started, error)
+        raise
+    try:
+        is_idle = not saving and not loading and answer == ([], [])
+    except Exception:
+        is_idle = False
+    if is_idle:
+        recorder.idle_poll({code}, started)
+    else:
+        recorder.finished({code}, started, saving, loading, answer)
+    return answer
+"""
+
+# The runtime registers only a truthy answer, so a falsy one goes back as it is.
+_REGISTER_CALLABLE = """\
+def {name}({parameters}):
+    recorder = self._tracekv_recorder
+    if recorder is None or not (started := recorder.enter_bring_up({code})):
+        return inner({call})
+    try:
+        given = inner({call})
+    except BaseException as error:
+        recorder.raised({code}, started, error)
+        raise
+    recorder.forward_callable({code}, started, given)
+    return forward_pass_callable(recorder, given) if given else given
 """
 
 
@@ -82,7 +164,12 @@ def _hook_raised(instance: Any, code: int, started: float, error: BaseException)
 
 
 class _Shape(NamedTuple):
-    """What fills a template: ``facts`` are the instrument's arguments after the time, ``arguments`` the inner call's own."""
+    """What fills a template.
+
+    Attributes:
+        facts: The instrument's arguments after the time.
+        arguments: The inner call's, where they aren't the parameters.
+    """
 
     parameters: str
     instrument: str = "simple"
@@ -106,6 +193,7 @@ _SHAPES = {
     Callback.REQUEST_FINISHED_BY_LAYER_GROUP: _Shape(
         "self, request, cache_block_ids_by_layer_group", "finish", ", request, cache_block_ids_by_layer_group, answer"
     ),
+    Callback.BUILD_CONNECTOR_META: _Shape("self, scheduler_output", template=_BUILD),
     Callback.WAIT_FOR_INITIALIZATION: _Shape("self", enter="enter_bring_up"),
     Callback.CANCEL_LOAD: _Shape("self, request, start, end", "cancel_load", ", request, start, end"),
     Callback.REQUEST_RESET: _Shape("self, request", "request_reset", ", request"),
@@ -124,115 +212,56 @@ _SHAPES = {
         "enter_bring_up",
         arguments="self, recorder.hand_out(layout)",
     ),
+    Callback.REGISTER_FORWARD_PASS_CALLABLE: _Shape("self", template=_REGISTER_CALLABLE),
+    Callback.BIND_CONNECTOR_META: _Shape("self, metadata", template=_BIND),
     Callback.START_LOAD_KV: _Shape("self, stream"),
     Callback.WAIT_FOR_LAYER_LOAD: _Shape("self, layer_idx, stream", "waits", template=_LAYER_HOOK),
     Callback.SAVE_KV_LAYER: _Shape("self, layer_idx, stream", "saves", template=_LAYER_HOOK),
     Callback.WAIT_FOR_SAVE: _Shape("self, stream", "end_pass"),
+    Callback.GET_FINISHED: _Shape("self, finished_gen_req_ids, started_loading_req_ids", template=_GET_FINISHED),
     Callback.WORKER_SHUTDOWN: _Shape("self", enter="enter_bring_up"),
 }
 
 
 def wrap(callback: Callback, inner: Inner) -> Inner:
     """The function to put in place of ``inner``, an unbound function that takes ``self`` first."""
-    special = _SPECIAL.get(callback)
-    if special is not None:
-        return special(int(callback), inner)
     shape = _SHAPES[callback]
+    defaults, more = _beyond_the_contract(inner, shape.parameters.split(", "))
     source = shape.template.format(
         name=callback.method,
         code=int(callback),
-        parameters=shape.parameters,
-        arguments=shape.arguments or shape.parameters,
+        parameters=", ".join(
+            f"{name}=defaults[{name!r}]" if name in defaults else name for name in shape.parameters.split(", ")
+        )
+        + more,
+        call=shape.parameters + more,
+        arguments=(shape.arguments or shape.parameters) + more,
         enter=shape.enter,
         instrument=shape.instrument,
         facts=shape.facts,
     )
     scope: dict[str, Any] = {
         "inner": inner,
+        "defaults": defaults,
         "reading": reading,
         "now": perf_counter,
         "hooks": hooks,
+        "current": current,
+        "Envelope": Envelope,
         "hook_failed": _hook_failed,
         "hook_raised": _hook_raised,
+        "forward_pass_callable": _forward_pass_callable,
     }
     return function_from(source, callback.method, f"wrapper of {callback.side.value}.{callback.method}", scope)
 
 
-def _build_connector_meta(code: int, inner: Inner) -> Inner:
-    def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-        recorder = self._tracekv_recorder
-        if recorder is None or not (started := recorder.enter_step(code)):
-            return inner(self, scheduler_output)
-        recorder.steps += 1
-        current.step = recorder.steps
-        try:
-            metadata = inner(self, scheduler_output)
-        except BaseException as error:
-            recorder.raised(code, started, error)
-            raise
-        recorder.build(code, started, scheduler_output, metadata)
-        return recorder.enclose(metadata)
-
-    return build_connector_meta
-
-
-def _bind_connector_meta(code: int, inner: Inner) -> Inner:
-    def bind_connector_meta(self: Any, metadata: Any) -> Any:
-        # Unwrapping is no instrument: it happens even where every instrument is gone.
-        envelope = metadata if type(metadata) is Envelope else None
-        bare = metadata if envelope is None else envelope.inner
-        recorder = self._tracekv_recorder
-        if recorder is None or not (started := recorder.enter_step(code)):
-            return inner(self, bare)
-        if envelope is not None:
-            current.step = envelope.step
-        try:
-            answer = inner(self, bare)
-        except BaseException as error:
-            recorder.raised(code, started, error)
-            raise
-        recorder.bind(code, started, envelope)
-        return answer
-
-    return bind_connector_meta
-
-
-def _get_finished(code: int, inner: Inner) -> Inner:
-    def get_finished(self: Any, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> Any:
-        recorder = self._tracekv_recorder
-        if recorder is None or not (started := recorder.enter(code)):
-            return inner(self, finished_gen_req_ids, started_loading_req_ids)
-        # Copied before the call: the inner connector may empty the lists that it was given.
-        saving, loading = list(finished_gen_req_ids), list(started_loading_req_ids)
-        try:
-            answer = inner(self, finished_gen_req_ids, started_loading_req_ids)
-        except BaseException as error:
-            recorder.raised(code, started, error)
-            raise
-        if saving or loading or answer != ([], []):
-            recorder.finished(code, started, saving, loading, answer)
-        else:
-            recorder.idle_poll(code, started)
-        return answer
-
-    return get_finished
-
-
-def _register_forward_pass_callable(code: int, inner: Inner) -> Inner:
-    def register_forward_pass_callable(self: Any) -> Any:
-        recorder = self._tracekv_recorder
-        if recorder is None or not (started := recorder.enter_bring_up(code)):
-            return inner(self)
-        try:
-            given = inner(self)
-        except BaseException as error:
-            recorder.raised(code, started, error)
-            raise
-        recorder.forward_callable(code, started, given)
-        # The runtime registers only a truthy answer, so a falsy one goes back as it is.
-        return _forward_pass_callable(recorder, given) if given else given
-
-    return register_forward_pass_callable
+def _beyond_the_contract(inner: Inner, names: list[str]) -> tuple[dict[str, Any], str]:
+    """Defaults of ``inner`` for the contract's parameters, and what passes further ones on: a connector's own code may use them."""
+    own = list(inspect.signature(inner).parameters.values())
+    places = [each for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    defaults = {name: each.default for name, each in zip(names, places, strict=False) if each.default is not each.empty}
+    takes_more = len(places) > len(names) or len(places) < len(own)
+    return defaults, ", *more, **named" if takes_more else ""
 
 
 def _forward_pass_callable(recorder: Any, given: Inner) -> Inner:
@@ -251,11 +280,3 @@ def _forward_pass_callable(recorder: Any, given: Inner) -> Inner:
         return answer
 
     return forward_pass_callable
-
-
-_SPECIAL: dict[Callback, Callable[[int, Inner], Inner]] = {
-    Callback.BUILD_CONNECTOR_META: _build_connector_meta,
-    Callback.BIND_CONNECTOR_META: _bind_connector_meta,
-    Callback.GET_FINISHED: _get_finished,
-    Callback.REGISTER_FORWARD_PASS_CALLABLE: _register_forward_pass_callable,
-}
