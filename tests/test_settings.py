@@ -64,6 +64,30 @@ def test_an_unknown_key_of_the_file_is_named(tmp_path):
         settings.load({"TRACEKV_CONFIG": str(path)})
 
 
+def test_a_journal_directory_is_the_same_for_every_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert settings.load({"TRACEKV_JOURNAL_DIR": "here"}).journal_dir == str(tmp_path / "here")
+    assert settings.load({"TRACEKV_JOURNAL_DIR": "~/there"}).journal_dir == str(tmp_path / "home/there")
+
+
+def test_off_in_a_file_is_what_it_is_in_a_variable(tmp_path):
+    path = tmp_path / "tracekv.yaml"
+    path.write_text("agent: off\ndetail: off\n")
+    loaded = settings.load({"TRACEKV_CONFIG": str(path)})
+    assert (loaded.agent, loaded.detail) == ("off", "off")
+    path.write_text("connector: off\n")
+    with pytest.raises(SettingsError, match="TRACEKV_CONNECTOR has no valid value"):
+        settings.load({"TRACEKV_CONFIG": str(path)})
+
+
+def test_a_key_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "tracekv.yaml"
+    path.write_text("1: x\n")
+    with pytest.raises(SettingsError, match="no setting TRACEKV_1"):
+        settings.load({"TRACEKV_CONFIG": str(path)})
+
+
 @pytest.mark.parametrize(("content", "said"), [("- a\n", "has to hold a mapping"), ("a: [", "no valid YAML")])
 def test_a_file_that_is_no_tree_says_so(tmp_path, content, said):
     path = tmp_path / "tracekv.yaml"

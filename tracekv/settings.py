@@ -79,7 +79,12 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             _unknown(f"{PREFIX}{variable}", _all_variables())
         else:
             _check_backend_name(section.lower(), variable)
-    return _convert(own, Settings, PREFIX)
+    settings = _convert(own, Settings, PREFIX)
+    if not settings.journal_dir:
+        return settings
+    # Absolute, since it is handed on to processes that live elsewhere.
+    folder = str(Path(settings.journal_dir).expanduser().absolute())
+    return msgspec.structs.replace(settings, journal_dir=folder)
 
 
 def load_section(section: str, struct: type[S], environ: Mapping[str, str] | None = None) -> S:
@@ -125,8 +130,12 @@ def _convert(values: Mapping[str, Any], struct: type[S], prefix: str) -> S:
     known: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
-            _unknown(f"{prefix}{name.upper()}", [f"{prefix}{field.upper()}" for field in fields] or _all_variables())
-        known[name] = _from_text(value, fields[name].type) if isinstance(value, str) else value
+            upper = str(name).upper()  # a key of the file may be a number
+            _unknown(f"{prefix}{upper}", [f"{prefix}{field.upper()}" for field in fields] or _all_variables())
+        wanted = fields[name].type
+        if value is False and getattr(wanted, "__origin__", None) is Literal and "off" in wanted.__args__:
+            value = "off"  # what YAML makes a boolean of
+        known[name] = _from_text(value, wanted) if isinstance(value, str) else value
     for name, value in known.items():
         try:
             msgspec.convert(value, fields[name].type, strict=False)

@@ -27,7 +27,7 @@ def journal_directory() -> Path:
         named = settings_module.load().journal_dir
     except settings_module.SettingsError as error:
         raise NoJournals(str(error)) from error
-    return Path(named).expanduser() if named else default_directory()
+    return Path(named) if named else default_directory()
 
 
 @contextmanager

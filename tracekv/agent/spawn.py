@@ -141,7 +141,7 @@ def agent_environment(settings: Settings, environ: Mapping[str, str]) -> dict[st
         value: Any = getattr(settings, field.name)
         if value is None or value == field.default:
             continue
-        if field.name in ("trace_file", "journal_dir"):
+        if field.name == "trace_file":
             value = Path(value).expanduser().absolute()
         clean[PREFIX + field.name.upper()] = (
             {True: "1", False: "0"}.get(value, str(value)) if type(value) is bool else str(value)
