@@ -15,7 +15,7 @@ from time import monotonic
 from typing import NamedTuple
 
 import tracekv
-from tracekv.journal.vocabulary import Direction, DropReason
+from tracekv.journal.vocabulary import Direction, DropReason, Tier
 from tracekv_fsspec.arena import Arena, Slot
 from tracekv_fsspec.backlog import Backlog
 from tracekv_fsspec.committing import Committer, Sealed
@@ -25,8 +25,10 @@ from tracekv_fsspec.store import Store
 
 _log = logging.getLogger("tracekv.fsspec")
 
-#: A segment is sealed at this size, when the last request in it has ended, or when its first block has waited this long.
+#: A segment is sealed at this size, when the last request in it has ended, or when its first block has waited this long. To an object
+#: store each is a request that costs; a disk may begin sooner.
 SEGMENT_BYTES = 32 << 20
+SEGMENT_BYTES_ON_DISK = 16 << 20
 SEAL_AFTER_S = 0.2
 
 
@@ -75,6 +77,7 @@ class Writer:
     ) -> None:
         self._ended: list[int] = []
         self._url = store.url
+        self._segment_bytes = SEGMENT_BYTES_ON_DISK if store.tier is Tier.DISK else SEGMENT_BYTES
         self._index = index
         self._arena = arena
         self._backlog = backlog
@@ -208,7 +211,7 @@ class Writer:
         for block, slot in zip(blocks, slots, strict=True):
             data = self._arena.view(slot)
             group = self._open.get(block.namespace)
-            if group is not None and group.nbytes + len(data) > SEGMENT_BYTES:
+            if group is not None and group.nbytes + len(data) > self._segment_bytes:
                 self._seal(block.namespace)
                 group = None
             if group is None:
@@ -240,8 +243,8 @@ class Writer:
         with self._changed:
             self._backlog.commit_ends(0 if reason else group.nbytes)
             self._arena.unpin_each(reversed(group.slots))
-            for block in group.saved:
-                self._forget(block)
+            self._pending.difference_update([(block.slot.shard, block.key) for block in group.saved])
+            self._backlog.remove(group.nbytes)
             self._unstored -= len(group.saved)
             self._changed.notify_all()
 

@@ -31,6 +31,8 @@ SIZES = (64 * KIB, MIB, 8 * MIB)
 #: What a round of tracekv and of the limit moves; the document's way moves fewer blocks where it would take minutes.
 ROUND_BYTES = 64 * MIB
 _SEED_BLOCKS = {"local": 256, "s3": 64}
+#: Pages that are saved, again and again; and how many bytes of them a pass completes.
+_PAGES, _PASS_BYTES = 64, 4 * MIB
 _WAIT_S = 120.0
 
 Progress = Callable[[str], None]
@@ -104,9 +106,12 @@ class _Bench:
     """
 
     def __init__(self, url: str, size: int, blocks: int, options: Mapping[str, Any], s3_client: str) -> None:
+        import torch
+
         from tracekv_fsspec.format import padded
         from tracekv_fsspec.index import Shard
         from tracekv_fsspec.keys import Deployment, namespace_digest
+        from tracekv_fsspec.moving import HostMover
         from tracekv_fsspec.settings import Settings
         from tracekv_fsspec.stager import Stager
         from tracekv_fsspec.store import open_store
@@ -128,7 +133,10 @@ class _Bench:
         self._store = self._open()
         self.engine = self._store.engine
         self._stager = Stager(settings, self._store, deployment, {self._shard: size})
-        self._source = memoryview(bytearray(os.urandom(size * min(blocks, 64))))
+        pages = torch.frombuffer(bytearray(os.urandom(size * min(blocks, _PAGES))), dtype=torch.uint8).view(-1, size)
+        self._source = pages.numpy().data.cast("B")
+        self._pool = len(pages)
+        self._mover = HostMover({0: [pages]}, self._stager.arena.buffer)
         self._limit: Limit = limit_for(url, options, s3_client)
         self._seed = _Seed(url, size, min(blocks, _SEED_BLOCKS.get(self.engine, 64)), options)
         self._sets: list[list[bytes]] = []
@@ -253,21 +261,22 @@ class _Bench:
     def _store_blocks(self) -> list[bytes]:
         """A new set of blocks through the backend: page to arena, segments, commit."""
         from tracekv_fsspec.arena import Slot
+        from tracekv_fsspec.moving import Moves, Piece
         from tracekv_fsspec.writer import SaveBlock
 
         writer, arena, size = self._stager.writer, self._stager.arena, self._size
         keys = [secrets.token_bytes(16) for _ in range(self._blocks)]
-        blocks = []
-        for ordinal, key in enumerate(keys):
-            slot = writer.reserve(self._shard, key)
-            assert isinstance(slot, Slot), f"the benchmark's own queue is full ({slot})"
-            at = ordinal % (len(self._source) // size) * size
-            arena.view(slot)[:size] = self._source[at : at + size]
-            blocks.append(SaveBlock(0, self._namespace, key, ordinal, 32, slot))
-            if len(blocks) * size >= 4 * MIB:  # as passes hand them over
-                writer.submit(blocks)
-                blocks = []
-        writer.submit(blocks)
+        whole, at_once = Piece(0, 0, 0, size, 0), max(1, _PASS_BYTES // size)
+        for first in range(0, len(keys), at_once):
+            blocks, starts = [], []
+            for ordinal, key in enumerate(keys[first : first + at_once], first):
+                slot = writer.reserve(self._shard, key)
+                assert isinstance(slot, Slot), f"the benchmark's own queue is full ({slot})"
+                starts.append(arena.extent(slot)[0])
+                blocks.append(SaveBlock(0, self._namespace, key, ordinal, 32, slot))
+            pages = [block.ordinal % self._pool for block in blocks]
+            self._mover.save(Moves(0, pages, starts, arena.slot_bytes(self._shard)), [whole])
+            writer.submit(blocks)
         if not self._stager.flush(_WAIT_S):
             raise RuntimeError(f"tracekv: {self._store.url} took longer than {_WAIT_S:.0f} s for one round")
         return keys

@@ -30,8 +30,9 @@ from tracekv_fsspec.store_errors import StoreError, StoreUnusable, translating
 from tracekv_fsspec.tally import Progress, tally
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
-#: What is read at a time of what the page cache has: less than a core's own cache.
-_BIT = 256 << 10
+#: What is read at a time of what the page cache has: little enough for a core's own cache, enough that threads don't queue for the
+#: interpreter.
+_BIT = 1 << 20
 _IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 _CACHESTAT = 451  # the number of cachestat(2), the same on every architecture; Linux 6.5 and newer
 #: A folder that comes and goes this often while a file is made in it is no accident.
