@@ -23,7 +23,8 @@ from tracekv.agent.thread import FeedThread
 from tracekv.journal.directory import start_journal
 from tracekv.journal.memory import MemoryJournal
 from tracekv.journal.reader import RingReader
-from tracekv.journal.records import Record
+from tracekv.journal.records import Drop, Record
+from tracekv.journal.vocabulary import Direction, DropReason
 from tracekv.settings import Settings
 from tracekv.views.model import AttributeValue, Span
 from tracekv.views.otlp import read_trace_file
@@ -87,6 +88,35 @@ def test_closing_ends_open_requests_and_steps() -> None:
     assert root.attributes["tracekv.request.outcome"] == "abandoned"
     assert len(named(collector.spans, "step")) == 1
     assert feeder.close(10)
+
+
+@pytest.mark.parametrize("ending", ["flush", "close"])
+def test_what_lies_behind_a_record_in_the_making_is_exported_too(ending: str, tmp_path: Path) -> None:
+    journal, collector = start_journal(tmp_path, file_bytes=1 << 20), Collector()
+    assert journal is not None
+    feeder = FeedThread(RingReader(journal.path), FULL, [collector])
+    # A thread that took its number, and is kept from storing its record.
+    journal._append_shared.__self__._next_sequence()  # type: ignore[attr-defined]
+    for record in the_run()[1:]:
+        journal.write(record)
+
+    assert getattr(feeder, ending)(20)
+    assert len(named(collector.spans, "request")) == 1
+    feeder.close(20)
+    journal.close()
+
+
+def test_a_flush_exports_all_that_a_ring_holds(tmp_path: Path, closing: Callable[[Any], Any]) -> None:
+    journal, summary, count = start_journal(tmp_path), SummaryView(), 70_000
+    assert journal is not None
+    journal.claim_engine_thread()
+    for number in range(count):
+        journal.write(Drop(number, Direction.SAVE, DropReason.NO_SPACE, None, None, 1, 0))
+    feeder = closing(FeedThread(RingReader(journal.path), FULL, [], views=[summary]))
+
+    assert feeder.flush(60)
+    assert summary.summary.records > count
+    journal.close()
 
 
 def test_detail_follows_the_settings() -> None:

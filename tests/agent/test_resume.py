@@ -95,9 +95,10 @@ def follow(
     listener: Counting | None = None,
     turns: int = 4,
     until_end: bool = True,
+    patience_ns: int = 0,
 ) -> Source:
     source = Source(
-        RingReader(path, patience_ns=0),
+        RingReader(path, patience_ns=patience_ns),
         StateFile(path),
         FULL,
         exporters,
@@ -256,6 +257,22 @@ def test_an_exporter_that_fails_on_a_batch_does_not_hold_up_the_end(tmp_path: Pa
     journal_of(path, 1).close()
 
     assert follow(path, [Failing("file")]).is_done
+
+
+def test_a_question_is_not_answered_while_records_wait_for_one_in_the_making(tmp_path: Path) -> None:
+    path = tmp_path / "x.tkvring"
+    journal = journal_of(path, 0)
+    journal._append_shared.__self__._next_sequence()  # type: ignore[attr-defined]
+    for record in live.request(1):
+        journal.write(record)
+    state, exporter = StateFile(path), Exporter("file")
+    question = state.ask()
+    follow(path, [exporter], until_end=False, patience_ns=1 << 60).close()
+    assert (state.answered, live.roots(exporter.spans)) == (0, [])
+
+    follow(path, [exporter], until_end=False).close()
+    assert (state.answered, len(live.roots(exporter.spans))) == (question, 1)
+    journal.close()
 
 
 def test_marks_compare_in_the_order_of_time() -> None:

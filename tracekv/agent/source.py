@@ -118,7 +118,7 @@ class Source:
                 self._learn(record)
                 self._pending.append((frame.sequence, record, lost))
         self._has_all = not is_alive and not frames
-        self._has_more = len(frames) >= _READ_LIMIT
+        self._has_more = len(frames) >= _READ_LIMIT or self._reader.is_waiting
         return len(frames)
 
     def _learn(self, record: Record) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from time import monotonic, perf_counter_ns
+from time import monotonic, perf_counter_ns, sleep
 from typing import Protocol
 
 from tracekv.agent.exporters import Exporter
@@ -24,6 +24,10 @@ _INTERVAL_S = 0.1
 _BATCH = 512
 #: Reads of one turn at most: a writer that is faster than the views must not keep a turn from ending.
 _READS = 16
+#: Those of a turn that somebody waits for: more than a ring has room for.
+_READS_OF_ALL = 256
+#: A record in the making is there after some microseconds, or never.
+_PAUSE_S = 0.005
 
 
 class ReadableJournal(Protocol):
@@ -126,7 +130,7 @@ class FeedThread:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closing or self._wanted > self._done, _INTERVAL_S)
                 is_closing, wanted = self._is_closing, self._wanted
-            self._guard(self._read)
+            self._guard(self._read, is_awaited=is_closing or wanted > self._done)
             self._guard(self._tell_journal)
             self._guard(self._rules.tick, perf_counter_ns())
             self._batch += self._feed.expire(perf_counter_ns())
@@ -142,10 +146,11 @@ class FeedThread:
                 self._has_ended = is_closing
                 self._changed.notify_all()
 
-    def _read(self) -> None:
-        if isinstance(self._journal, RingReader):
-            self._feed.view.detail = detail_of(self._journal.control()) or self._detail
-        for _ in range(_READS):
+    def _read(self, *, is_awaited: bool) -> None:
+        ring = self._journal if isinstance(self._journal, RingReader) else None
+        if ring is not None:
+            self._feed.view.detail = detail_of(ring.control()) or self._detail
+        for _ in range(_READS_OF_ALL if is_awaited else _READS):
             records, self._cursor, lost = self._journal.read(self._cursor)
             if lost:
                 self._feed.lost(lost)
@@ -154,8 +159,12 @@ class FeedThread:
                 self._feed.findings.clear()  # its views have seen them
                 if len(self._batch) >= _BATCH:
                     self._export()
-            if not records or (self._is_closing and monotonic() > self._close_by):
+            if self._is_closing and monotonic() > self._close_by:
                 return
+            if not records:
+                if not is_awaited or ring is None or not ring.is_waiting:
+                    return
+                sleep(_PAUSE_S)
 
     def _tell_journal(self) -> None:
         if isinstance(self._journal, RingReader):

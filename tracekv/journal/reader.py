@@ -45,7 +45,6 @@ IN_THE_MAKING = 4096
 #: Records that one ``read`` takes from each ring at most.
 READ_LIMIT = 4096
 
-
 _HEAD = struct.Struct("<q")
 
 
@@ -187,6 +186,7 @@ class RingReader:
         path: The file.
         facts: Who writes it.
         undecodable: Records with a whole frame that this version can't decode.
+        is_waiting: The last ``read`` left records behind, since one before them may be in the making: they come with a later one.
     """
 
     def __init__(self, path: Path, *, patience_ns: int = PATIENCE_NS) -> None:
@@ -216,6 +216,7 @@ class RingReader:
         self._gap_at = -1
         self._gap_since_ns = 0
         self.undecodable = 0
+        self.is_waiting = False
 
     def read(self, cursor: int, limit: int = READ_LIMIT) -> tuple[list[Record], int, int]:
         """Records from sequence ``cursor`` on.
@@ -236,10 +237,10 @@ class RingReader:
             for ring in self._rings:
                 ring.rewind()
             self._cursor = cursor
-        frames, lost, is_waiting = self._merge(self._collect(limit), wait=True)
-        if is_waiting and not self.is_alive():
+        frames, lost, self.is_waiting = self._merge(self._collect(limit), wait=True)
+        if self.is_waiting and not self.is_alive():
             # What it stored before it ended is all there by now.
-            more, lost_too, _ = self._merge(self._collect(limit), wait=False)
+            more, lost_too, self.is_waiting = self._merge(self._collect(limit), wait=False)
             frames += more
             lost += lost_too
         return frames, self._cursor, lost
