@@ -81,6 +81,14 @@ def test_what_one_run_does_not_tell_is_no_change() -> None:
     assert (change.a, change.b, change.score) == (1, None, 0)
 
 
+def test_offers_below_nothing_are_compared_too() -> None:
+    offered = {c.name: c for c in changes(summary_of([queried(offered_tokens=-512)]), summary_of([queried()]))}[
+        "offered"
+    ]
+
+    assert (offered.a, offered.b, offered.score > 0) == (-0.5, 0.5, True)
+
+
 def test_an_engine_s_start_does_not_come_before_what_requests_felt() -> None:
     other = [
         call(Callback.SCHEDULER_INIT, 0, 90_000, 0) if getattr(r, "callback", 0) == Callback.SCHEDULER_INIT else r

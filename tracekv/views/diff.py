@@ -53,12 +53,12 @@ class Change(msgspec.Struct):
         if (self.a is None or self.b is None) and self.kind != "callbacks":
             return 0.0
         a, b = self.a or 0.0, self.b or 0.0
-        return abs(b - a) / max(abs(a), abs(b)) if a != b else 0.0
+        return min(1.0, abs(b - a) / max(abs(a), abs(b))) if a != b else 0.0
 
     @property
     def score(self) -> float:
         """What changes are ordered by, 0 to 1."""
-        return self.proportion * sqrt(min(1.0, self.weight))
+        return self.proportion * sqrt(min(1.0, abs(self.weight)))
 
     @property
     def factor(self) -> float | None:
@@ -91,7 +91,7 @@ def _tokens(a: Summary, b: Summary) -> Iterator[Change]:
         parts = [part for part in (_rate(of_a, a.prompt_tokens), _rate(of_b, b.prompt_tokens)) if part is not None]
         return Change(
             "tokens", name, "share", "prompt token", _rate(of_a, a.prompt_tokens), _rate(of_b, b.prompt_tokens),
-            max(parts, default=0.0),
+            max(map(abs, parts), default=0.0),
         )  # fmt: skip
 
     yield share("on the device", a.computed_tokens, b.computed_tokens)
