@@ -90,7 +90,8 @@ class S3Store:
 
     def put(self, path: str, *parts: Data, create_only: bool) -> None:
         """Write a whole object with one PUT: there are no parts of it that a crash could leave behind."""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        # Joined here, a segment would be copied with the interpreter's lock held.
+        data = parts[0] if len(parts) == 1 else list(parts)
         mode = "create" if create_only else "overwrite"
         tally.requests += 1
         with self._translating("write", path):
