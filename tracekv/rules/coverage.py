@@ -142,7 +142,7 @@ class HooksMissing(Rule):
 
     def on_pass(self, event: Pass) -> Iterator[Hit]:
         """A forward has ended."""
-        if event.hooks is None and event.prefilled and event.run.hooked_prefills and not event.source.is_blind:
+        if event.hooks is None and event.run.hooked_prefills and not event.source.is_blind:
             yield self.finding(event.record, prefilled_tokens=event.prefilled)
 
 

@@ -119,7 +119,7 @@ class PageOfAnother(Rule):
         if record.request_id < 0 and _is_seen_astray(event):
             yield self.finding(record, pages=record.pages[:_MOST_NAMED], layer_group=record.layer_group, owner="nobody")
         own = None if request is None else request.own(record.layer_group)
-        if request is None or own is None or not request.is_whole or own.issuperset(record.pages):
+        if request is None or own is None or not request.is_whole:
             return
         strange = [page for page in record.pages if page >= 0 and page not in own]
         if strange:
@@ -184,11 +184,9 @@ class SamePageTwice(Rule):
 
     def on_astray(self, event: Moved) -> Iterator[Hit]:
         """A transfer."""
-        slots = event.record.pages
-        if len(slots) > 1 and len(set(slots)) < len(slots):
-            twice = _repeated(slots)
-            if twice:
-                yield self.finding(event.record, pages=twice[:_MOST_NAMED], layer_group=event.record.layer_group)
+        twice = _repeated(event.record.pages)
+        if twice:
+            yield self.finding(event.record, pages=twice[:_MOST_NAMED], layer_group=event.record.layer_group)
 
 
 class ListShrinks(Rule):

@@ -39,7 +39,7 @@ class IoInQuery(Rule):
         ]
         # A background thread's operation may lie within by chance, but not fill it.
         io_ns = sum(each.ended_ns - each.started_ns for each in inside)
-        if inside and io_ns > took * _FILLS:
+        if io_ns > took * _FILLS:
             yield self.finding(record, *inside[:8], took_ns=took, io_ns=io_ns, operations=len(inside))
 
 
