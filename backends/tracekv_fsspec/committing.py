@@ -115,12 +115,13 @@ class Committer:
                 sealed = self._queue.popleft()
                 turn, self._begun = self._begun, self._begun + 1
                 header = self._next_header(sealed.namespace)
-            self._begins()
-            reason = self._store_all(sealed, header, turn)
-            self._ends(sealed, reason)
-            with self._changed:
-                self._ended += 1
-                self._changed.notify_all()
+            try:
+                self._begins()
+                self._ends(sealed, self._store_all(sealed, header, turn))
+            finally:  # or those behind it would wait for ever
+                with self._changed:
+                    self._ended += 1
+                    self._changed.notify_all()
 
     def _next_header(self, namespace: bytes) -> SegmentHeader:
         if monotonic() - self._committed_at > ROTATE_S:
