@@ -17,7 +17,7 @@ from tracekv.journal.parallel import in_processes
 from tracekv.journal.reader import RingReader
 from tracekv.journal.records import FinishedCall
 from tracekv.journal.scan import scan
-from tracekv.journal.vocabulary import MissReason
+from tracekv.journal.vocabulary import Direction, MissReason
 from tracekv.testing.corpus.tape import Tape
 from tracekv.views.runs import runs_of
 
@@ -147,8 +147,17 @@ def test_a_request_that_is_not_over_is_not_told_to_its_end(tmp_path):
     tape.query(1, 100, 0, 64)
     write_journals(tmp_path, tape.records)
     shown = run("explain", 1, tmp_path).stdout
-    assert "from its first query to the last that is recorded of it, of which" in shown
+    assert "from its first query to its last record, of which" in shown
     assert "asked     2 times (numbers are the last time's)\n" in "\n".join(map(str.rstrip, shown.splitlines())) + "\n"
+
+
+def test_a_worker_alone_knows_of_no_query(tmp_path):
+    tape = Tape(ranks=2)
+    tape.step = 1
+    tape.transfer(Direction.LOAD, 1, [1, 2], rank=1, started=tape.now, ended=tape.now + 1000)
+    write_journals(tmp_path, [each for each in tape.records if each[0] == "rank1"])
+    shown = run("explain", 1, tmp_path).stdout
+    assert "1 µs from its first record to its last record, of which" in shown
 
 
 def test_requests_are_chosen_in_one_way(journals):

@@ -22,7 +22,7 @@ from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operatio
 from tracekv.testing.corpus.tape import Tape
 from tracekv.views.explain import PARTS, explain
 from tracekv.views.runs import runs_of
-from tracekv.views.verdict import MISSES, kind, verdict
+from tracekv.views.verdict import MISSES, kind, served_tokens, verdict
 
 MS = 1_000_000
 
@@ -208,6 +208,24 @@ def is_worker(record):
 
 def is_scheduler(record):
     return isinstance(record, ConnectorWrapped) and record.side is Side.SCHEDULER
+
+
+def test_where_the_runtime_does_not_tell_what_it_took_nothing_is_said_of_it(told):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, None, [[1, 2, 3, 4]])
+    tape.build([(1, 64, 36, 100, [[1, 2, 3, 4]])])
+    found = told(tape)
+    assert verdict(found) == "hit: 64 of 100 prompt tokens were offered; how many the runtime took isn't told"
+    assert (kind(found), served_tokens(found)) == ("hit", 64)
+
+
+def test_an_offer_to_a_request_that_never_got_pages_was_not_taken(told):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    found = told(tape)
+    assert verdict(found) == "not taken: 64 tokens were offered, and no pages are recorded to have been given to it"
+    assert (kind(found), served_tokens(found)) == ("miss", 0)
 
 
 def test_what_the_device_gave_beside_a_hit_makes_it_no_partial_one(told):

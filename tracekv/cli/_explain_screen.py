@@ -121,9 +121,12 @@ def _tokens(console: Console, told: Explanation) -> None:
 
 def _time(console: Console, told: Explanation) -> None:
     whole = told.whole_ns
-    begin = "enqueue" if told.story.enqueued_ns is not None else "first query"
-    end = "its end" if told.is_finished else "now" if told.is_running else "the last that is recorded of it"
-    console.print(Text(f"{duration(whole)} from its {begin} to {end}, of which", "bold"))
+    story = told.story
+    begin = "its enqueue" if story.enqueued_ns is not None else "its first query"
+    if story.enqueued_ns is None and story.first_query_ns is None:
+        begin = "its first record"
+    end = "its end" if told.is_finished else "now" if told.is_running else "its last record"
+    console.print(Text(f"{duration(whole)} from {begin} to {end}, of which", "bold"))
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
     table.add_column(width=37, no_wrap=True)
     table.add_column(justify="right", width=9, no_wrap=True)

@@ -86,9 +86,12 @@ def kind(told: Explanation) -> str:
 
 
 def served_tokens(told: Explanation) -> int:
-    """Prompt tokens that took the place of computing: what was honoured, or where that isn't told what was loaded."""
+    """Prompt tokens that took the place of computing: what was honoured; where that isn't told what was loaded, or else offered."""
     story = told.story
-    return story.honoured_tokens if story.honoured_tokens is not None else told.tokens(Direction.LOAD)
+    if story.honoured_tokens is not None:
+        return story.honoured_tokens
+    taken = (story.offered_tokens or 0) if story.allocated_pages else 0
+    return told.tokens(Direction.LOAD) or taken
 
 
 def plain(text: str) -> str:
@@ -147,6 +150,8 @@ def _served(told: Explanation) -> str:
     if not served:
         return _missed(told)
     of = f" of {prompt:,}" if prompt is not None else ""
+    if story.honoured_tokens is None and not told.tokens(Direction.LOAD):
+        return f"hit: {served:,}{of} prompt tokens were offered; how many the runtime took isn't told"
     took = told.parts["lookup"] + told.load_ns
     hidden = (
         f", {duration(told.load_hidden_ns)} of them hidden behind computing" if told.load_hidden_ns * 20 > took else ""
@@ -171,7 +176,12 @@ def _missed(told: Explanation) -> str:
             " (its first records were overwritten)" if told.records_lost else ""
         )
     if story.offered_tokens:
-        return f"not taken: {story.offered_tokens:,} tokens were offered, and the runtime took none of them"
+        why = (
+            "no pages are recorded to have been given to it"
+            if story.honoured_tokens is None
+            else "the runtime took none of them"
+        )
+        return f"not taken: {story.offered_tokens:,} tokens were offered, and {why}"
     if story.miss_reason is None:
         computed = f"; the device held {story.computed_tokens:,} of its tokens" if story.computed_tokens else ""
         return f"miss: nothing was offered, and the connector doesn't say why (tracekv.lookup tells it){computed}"
