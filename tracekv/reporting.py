@@ -2,7 +2,7 @@
 
 Each function is free to call from any thread, costs a few microseconds when the connector is traced and next to nothing when it
 isn't, never raises and never blocks. Times are ``time.perf_counter_ns()``. All arguments are plain numbers, strings and digests:
-no tokens, no salts.
+no tokens, no salts. What isn't like that is left out, or put right, and said once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 
 from tracekv.journal.current import current
-from tracekv.journal.records import Drop, Lookup, Prefetch, Record, StoreCeiling, StoreOperation, Transfer
+from tracekv.journal.records import Drop, Lookup, Prefetch, StoreCeiling, StoreOperation, Transfer
 from tracekv.journal.vocabulary import (
     Direction,
     DropReason,
@@ -28,17 +28,22 @@ _log = logging.getLogger("tracekv")
 _said: set[str] = set()
 
 
-def _write(record: Record) -> None:
-    journal = current.journal
-    if journal is None:
-        return
-    try:
-        journal.write(record)
-    except Exception as error:  # telemetry must not hurt the connector that reports
-        kind = type(record).__name__
-        if kind not in _said:
-            _said.add(kind)
-            _log.warning("tracekv: a %s report could not be written (%s: %s)", kind, type(error).__name__, error)
+def _failed(kind: str, failure: Exception) -> None:
+    # Telemetry must not hurt the connector that reports.
+    _say_once(kind, f"a {kind} report could not be written ({type(failure).__name__}: {failure})")
+
+
+def _say_once(about: str, what: str) -> None:
+    if about not in _said:
+        _said.add(about)
+        _log.warning("tracekv: %s", what)
+
+
+def _by_our_clock(started_ns: int, ended_ns: int) -> tuple[int, int]:
+    """The times of a transfer that ended in the future, by another clock: readers would wait for that to come."""
+    _say_once("clock", "a transfer was reported as ended in the future; its times have to be time.perf_counter_ns()")
+    now_ns = perf_counter_ns()
+    return now_ns - max(0, ended_ns - started_ns), now_ns
 
 
 def transfer(
@@ -65,12 +70,20 @@ def transfer(
 
     Source: DESIGN.md, capture ("bytes per layer group", source ``reported``).
     """
-    _write(
-        Transfer(
-            direction, Source.REPORTED, tier, request_id, current.step, layer_group, list(pages), nbytes, tokens,
-            started_ns, ended_ns, queued_ns, read_ns, verify_ns, copy_ns, stall_ns, error,
-        )
-    )  # fmt: skip
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        if ended_ns > perf_counter_ns():
+            started_ns, ended_ns = _by_our_clock(started_ns, ended_ns)
+        journal.write(
+            Transfer(
+                direction, Source.REPORTED, tier, request_id, current.step, layer_group, list(pages), nbytes, tokens,
+                started_ns, ended_ns, queued_ns, read_ns, verify_ns, copy_ns, stall_ns, error,
+            )
+        )  # fmt: skip
+    except Exception as failure:
+        _failed("Transfer", failure)
 
 
 def lookup(
@@ -96,13 +109,19 @@ def lookup(
         commit_to_offer_ns: From another engine's commit of the last offered block to its first offer here; 0 where that is no news.
         has_partial_blocks: Offers may begin and end inside a block; without it the rules find that suspect.
     """
-    _write(
-        Lookup(
-            request_id, prompt_tokens, computed_tokens, stored_tokens, staged_tokens, offered_tokens,
-            list(group_tokens), bounding_layer_group, reason, waited_ns, started_ns, perf_counter_ns(), key,
-            has_partial_blocks, commit_to_offer_ns,
-        )
-    )  # fmt: skip
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        journal.write(
+            Lookup(
+                request_id, prompt_tokens, computed_tokens, stored_tokens, staged_tokens, offered_tokens,
+                list(group_tokens), bounding_layer_group, reason, waited_ns, started_ns, perf_counter_ns(), key,
+                has_partial_blocks, commit_to_offer_ns,
+            )
+        )  # fmt: skip
+    except Exception as failure:
+        _failed("Lookup", failure)
 
 
 def store_operation(
@@ -130,12 +149,18 @@ def store_operation(
 
     ``key`` is a digest of the object's path.
     """
-    _write(
-        StoreOperation(
-            operation, outcome, engine, bucket, key, request_id, layer_group, rank, blocks, nbytes, attempts,
-            started_ns, perf_counter_ns(), queued_ns, transfer_ns, verify_ns, breaker, error, requests,
-        )
-    )  # fmt: skip
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        journal.write(
+            StoreOperation(
+                operation, outcome, engine, bucket, key, request_id, layer_group, rank, blocks, nbytes, attempts,
+                started_ns, perf_counter_ns(), queued_ns, transfer_ns, verify_ns, breaker, error, requests,
+            )
+        )  # fmt: skip
+    except Exception as failure:
+        _failed("StoreOperation", failure)
 
 
 def drop(
@@ -148,14 +173,26 @@ def drop(
     layer_group: int | None = None,
 ) -> None:
     """Report blocks that were not saved (or were given up), with the reason."""
-    _write(Drop(perf_counter_ns(), direction, reason, request_id, layer_group, blocks, nbytes))
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        journal.write(Drop(perf_counter_ns(), direction, reason, request_id, layer_group, blocks, nbytes))
+    except Exception as failure:
+        _failed("Drop", failure)
 
 
 def prefetch(
     fate: PrefetchFate, *, blocks: int, nbytes: int = 0, lead_ns: int = 0, request_id: int | None = None
 ) -> None:
     """Report what became of blocks that were read ahead; ``lead_ns`` is from staged to first use."""
-    _write(Prefetch(perf_counter_ns(), request_id, fate, blocks, nbytes, lead_ns))
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        journal.write(Prefetch(perf_counter_ns(), request_id, fate, blocks, nbytes, lead_ns))
+    except Exception as failure:
+        _failed("Prefetch", failure)
 
 
 def store_ceiling(
@@ -168,4 +205,12 @@ def store_ceiling(
     bucket: str | None = None,
 ) -> None:
     """Report what a store gives at best, as measured (``tracekv bench store``)."""
-    _write(StoreCeiling(perf_counter_ns(), engine, bucket, direction, block_bytes, bytes_per_s, reached_bytes_per_s))
+    journal = current.journal
+    if journal is None:
+        return
+    try:
+        journal.write(
+            StoreCeiling(perf_counter_ns(), engine, bucket, direction, block_bytes, bytes_per_s, reached_bytes_per_s)
+        )
+    except Exception as failure:
+        _failed("StoreCeiling", failure)

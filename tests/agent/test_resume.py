@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.agent import live
-from tests.views.sample_run import bring_up, queried
+from tests.views.sample_run import bring_up, queried, transferred
 from tracekv.agent.exporters import Done
 from tracekv.agent.feed import Guard
 from tracekv.agent.source import BATCH, Source
@@ -21,6 +21,7 @@ from tracekv.journal.layout import JournalFacts
 from tracekv.journal.reader import RingReader
 from tracekv.journal.records import Record
 from tracekv.journal.ring import RingJournal
+from tracekv.journal.vocabulary import Direction
 from tracekv.settings import Settings
 from tracekv.views.model import AttributeValue, Span
 from tracekv.views.sampling import Callers, Sampler
@@ -273,6 +274,20 @@ def test_a_question_is_not_answered_while_records_wait_for_one_in_the_making(tmp
     follow(path, [exporter], until_end=False).close()
     assert (state.answered, len(live.roots(exporter.spans))) == (question, 1)
     journal.close()
+
+
+def test_a_record_from_the_future_holds_nothing_up(tmp_path: Path) -> None:
+    path = tmp_path / "x.tkvring"
+    journal = journal_of(path, 0)
+    first, *others = live.request(1)
+    late = transferred(Direction.LOAD, 0, [1], 10, start=1 << 60, end=1 << 61, request_id=1)
+    for record in (first, late, *others):
+        journal.write(record)
+    exporter = Exporter("file")
+    follow(path, [exporter], until_end=False).close()
+    journal.close()
+
+    assert len(live.roots(exporter.spans)) == 1
 
 
 def test_marks_compare_in_the_order_of_time() -> None:

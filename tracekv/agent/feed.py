@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 from tracekv.agent.rules import Rules
-from tracekv.journal.records import Finding, ProcessStarted, Record
+from tracekv.journal.records import Finding, ProcessStarted, Record, Transfer
 from tracekv.settings import Settings
 from tracekv.views.model import Attributes, AttributeValue, Span
 from tracekv.views.sampling import Callers, Sampler
@@ -95,7 +95,8 @@ class Feed:
 
     def take(self, record: Record) -> list[Span]:
         """The spans that ``record`` finishes."""
-        spans = self.expire(getattr(record, "ended_ns", 0))
+        # A transfer's times are the connector's.
+        spans = [] if isinstance(record, Transfer) else self.expire(getattr(record, "ended_ns", 0))
         if isinstance(record, ProcessStarted):
             self.resource |= {
                 "service.instance.id": record.process_id.hex(),

@@ -10,6 +10,7 @@ import functools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter_ns
 
 from tracekv.agent.exporters import Done, Exporter
 from tracekv.agent.feed import Feed, Guard
@@ -143,7 +144,8 @@ class Source:
         detail_now = detail_of(self._reader.control()) or self._detail
         while self._pending:
             sequence, record, lost = self._pending[0]
-            if self._has_horizon and getattr(record, "ended_ns", 0) > horizon_ns:
+            # What ended in the future was told by another clock, and would hold up all that follows.
+            if self._has_horizon and horizon_ns < getattr(record, "ended_ns", 0) <= perf_counter_ns():
                 is_caught_up = False
                 break
             self._pending.popleft()
