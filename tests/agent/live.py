@@ -90,6 +90,7 @@ def be_engine(requests: str, rank: str = "0", world: str = "1", run: str = "", t
     is_flushed = handle.flush(20) if handle is not None else None
     print(json.dumps({"is_flushed": is_flushed}), flush=True)
     sys.stdin.readline()
+    # Within two seconds: whether an agent that got no processor answered by then is none of a test's business.
     is_closed = handle.close(2) if handle is not None else None
     journal.close()
     print(json.dumps({"is_closed": is_closed}), flush=True)
@@ -170,7 +171,9 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> A
 def log_lines(directory: Path, event: str = "") -> list[dict[str, Any]]:
     """The agent's log; lines of one event."""
     path = directory / "agent.log"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    # Libraries below the agent may write to its standard error, too.
+    said = path.read_text().splitlines() if path.exists() else []
+    lines = [json.loads(line) for line in said if line.startswith("{")]
     return [line for line in lines if event in ("", line["event"])]
 
 

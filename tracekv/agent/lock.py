@@ -14,8 +14,8 @@ import xxhash
 from tracekv.settings import Settings
 
 NAME = "agent.lock"
-#: A process that only asks whether there is an agent holds the lock for some microseconds.
-_TRIES, _PAUSE_S = 20, 0.01
+#: A process that only asks whether there is an agent holds the lock, shared, for some microseconds, or while it is stopped there.
+_ASKING_S, _PAUSE_S = 10.0, 0.01
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -34,26 +34,61 @@ class AgentLock:
         Raises:
             OSError: No such directory, or it isn't ours to write.
         """
+        self._directory = directory
+        self._exports = ""
+        self._is_held = False
         self._descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def acquire(self) -> bool:
         """Take the lock; False where another agent has it."""
-        for _ in range(_TRIES):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_PAUSE_S)
-                continue
-            os.ftruncate(self._descriptor, 0)
+        deadline = time.monotonic() + _ASKING_S
+        while not self._try(fcntl.LOCK_EX):
+            # Who asks shares the lock, an agent doesn't.
+            if not self._try(fcntl.LOCK_SH) or time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_S)
+        os.ftruncate(self._descriptor, 0)
+        self._is_held = True
+        return True
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def keep(self) -> bool:
+        """Whether this is still the directory's lock: where its file was removed, it is taken anew, unless another agent has it."""
+        if self._is_in_place() or not self._is_held:
             return True
-        return False
+        try:
+            fresh = AgentLock(self._directory)
+        except OSError:
+            return False
+        if not fresh.acquire():
+            fresh.close()
+            return False
+        self.close()
+        self._descriptor = fresh._descriptor
+        self.tell(self._exports)
+        return True
+
+    def _is_in_place(self) -> bool:
+        try:
+            found = (self._directory / NAME).stat()
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._descriptor))
 
     def tell(self, exports: str) -> None:
         """Say who holds it, and a digest of where it exports to."""
+        self._exports = exports
         os.pwrite(self._descriptor, msgspec.json.encode(Holder(os.getpid(), exports)), 0)
 
     def release(self) -> None:
         """Give the lock back; it may be taken again."""
+        self._is_held = False
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:

@@ -150,6 +150,8 @@ class Agent:
 
     def _scan(self) -> None:
         self._scanned_at = monotonic()
+        if not self._lock.keep():
+            return  # what is new there is another agent's; what is followed already is read to its end
         files = {path.name: path for path in journal_files(self._directory)}
         self._passed &= files.keys()
         for name, path in files.items():
