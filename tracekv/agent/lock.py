@@ -60,8 +60,10 @@ class AgentLock:
 
     def keep(self) -> bool:
         """Whether this is still the directory's lock: where its file was removed, it is taken anew, unless another agent has it."""
-        if self._is_in_place() or not self._is_held:
+        if self._is_in_place():
             return True
+        if not self._is_held:
+            return False
         try:
             fresh = AgentLock(self._directory)
         except OSError:
