@@ -101,3 +101,19 @@ def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path, mon
 
     assert (exporter.exported, exporter.failed) == (2, 1)
     assert [span.name for span in read_trace_file(path)] == ["span-2", "span-3"]
+
+
+def test_after_a_writer_that_was_killed_within_a_line_the_next_one_s_lines_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    first = TraceFileExporter(path)
+    first.export(SPANS, {})
+    first.close(1)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    second = TraceFileExporter(path)
+    second.export(SPANS, {})
+    second.export(SPANS, {})
+    second.close(1)
+
+    assert len(list(read_trace_file(path))) == 3 * len(SPANS)
+    assert path.read_bytes().count(b"\n") == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -103,6 +104,7 @@ class TraceFileExporter:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o644)
+            self._has_torn_line = _ends_within_a_line(self._path, self._descriptor)
         if self._has_torn_line:
             line = b"\n" + line
         written = os.write(self._descriptor, line)
@@ -118,6 +120,19 @@ class TraceFileExporter:
                 self._path,
                 error.strerror or error,
             )
+
+
+def _ends_within_a_line(path: Path, descriptor: int) -> bool:
+    """Whether whoever wrote to a file before was killed in the middle of a line."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        return False
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # it may be written, and not read
+        return False
 
 
 class _Batch(NamedTuple):
