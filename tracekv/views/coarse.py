@@ -155,8 +155,8 @@ def _pass(record: Any, started: int, ended: int) -> Bar:
 def _take_others(segment: Segment, into: Into) -> None:
     """What is left, in order for the sake of the requests; what there is much of is drawn in bulk."""
     view, timeline = into.view, into.timeline
-    has_requests = timeline.facts.has_scheduler
     for records in segment.lists(*_OTHERS):
+        into.take(timeline.requests(records))
         calls: defaultdict[int, list[Call]] = defaultdict(list)
         lookups: defaultdict[MissReason | None, list[Lookup]] = defaultdict(list)
         moves: defaultdict[tuple[Direction, int, Source, Tier], list[Transfer]] = defaultdict(list)
@@ -165,18 +165,15 @@ def _take_others(segment: Segment, into: Into) -> None:
             kind = type(record)
             if kind is StoreOperation and record.error is None:
                 stores[record.operation, record.outcome].append(record)
-                continue
-            if kind is Transfer and record.error is None:
+            elif kind is Transfer and record.error is None:
                 moves[record.direction, record.layer_group, record.source, record.tier].append(record)
             elif kind is Lookup:
                 lookups[record.reason].append(record)
             elif kind in _REQUEST_CALLS and record.error is None:
                 calls[record.callback].append(record)
             else:
-                into.take_singly(record)
-                continue
-            if has_requests:
-                into.take(timeline.requests(record))
+                view.feed(record)
+                into.take(timeline.bars(record))
         for what, operations in stores.items():
             view.stored(*what, operations)
             view.summary.records += len(operations)

@@ -7,6 +7,7 @@ and recorded journals look alike. Lanes of several layer groups stand one below 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from enum import IntEnum
 from operator import sub
 from typing import NamedTuple
@@ -39,7 +40,7 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Side, Source, Tier
 from tracekv.views.facts import TELLING, UNKNOWN_GROUP, Facts, callback_name, hook_times
-from tracekv.views.stories import KINDS, Stories
+from tracekv.views.stories import Stories
 from tracekv.views.story import Story
 
 
@@ -94,7 +95,6 @@ _LABELS = {
     Row.IDLE: "idle polls",
     Row.COUNTED: "only counted",
 }
-_OF_REQUESTS = frozenset(KINDS)
 _WAIT, _SAVE = Callback.WAIT_FOR_LAYER_LOAD.method, Callback.SAVE_KV_LAYER.method
 _EVENTS = Lane(Row.EVENTS)
 _SIDES = {Side.SCHEDULER: Lane(Row.SCHEDULER), Side.WORKER: Lane(Row.WORKER)}
@@ -158,14 +158,15 @@ class Timeline:
         if kind in TELLING:
             self.facts.observe(record)
             self._spans = None
-        return self.bars(record) + self.requests(record)
+        return self.bars(record) + self.requests((record,))
 
-    def requests(self, record: Record) -> list[Bar]:
-        """Only the bars of requests that a record ends."""
+    def requests(self, records: Iterable[Record]) -> list[Bar]:
+        """Only the bars of requests that some records end."""
         # Only the process with the scheduler knows of requests; others move their part of them.
-        if not self.facts.has_scheduler or type(record) not in _OF_REQUESTS:
+        if not self.facts.has_scheduler:
             return []
-        return [_request(story) for story in self._stories.feed(record)]
+        feed = self._stories.feed
+        return [_request(story) for record in records for story in feed(record)]
 
     def close(self) -> list[Bar]:
         """No more records come: the requests that are still open."""
