@@ -173,7 +173,7 @@ def test_an_archive_in_a_directory_is_read_and_recorded_with_the_ring_that_goes_
     (archived,) = dumped(directory)
     (all_of_it,) = dumped(tmp_path / "all.tkvarch")
 
-    assert "of 1 processes" in done.stderr
+    assert "of 1 process" in done.stderr
     assert told["records"] == all_of_it["records"] > archived["records"] > 0
     assert archived["records_lost"] == all_of_it["records_lost"] == 0
 

@@ -253,6 +253,18 @@ def test_two_processes_spans_of_one_run_meet_in_one_file(tmp_path: Path) -> None
     assert roots[0].trace_id == roots[1].trace_id
 
 
+def test_the_states_of_journals_that_are_gone_are_removed_by_a_thread_too(tmp_path: Path) -> None:
+    (tmp_path / "1-ff.tkvstate").write_bytes(b"")
+    journal = start_journal(tmp_path, file_bytes=1 << 20)
+    assert journal is not None
+    agent = start_agent(journal, Settings(agent="thread", trace_file=str(tmp_path / "t")))
+    assert agent is not None
+    agent.close(10)
+    journal.close()
+
+    assert [path.stem for path in tmp_path.glob("*.tkvstate")] == [journal.path.stem]
+
+
 def test_file_and_endpoint_are_both_served(sink: Sink, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     agent = start_agent(journal_of(the_run()), Settings(agent="thread", trace_file=str(path), detail="full"))

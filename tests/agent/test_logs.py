@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import structlog
 
 from tests.views.sample_run import RUN, call, dropped, joined, queried, stored, the_run, transferred
 from tracekv.agent.logs import LINES, LogListener, agent_logger, host_logger
+from tracekv.agent.spawn import keep_small
 from tracekv.journal.layout import JournalFacts
 from tracekv.journal.records import QueryCall, Record, TracerFault, TracingReduced
 from tracekv.journal.vocabulary import Callback, Direction, Outcome
@@ -159,3 +162,18 @@ def test_no_line_holds_a_salt_or_an_image_s_digest(stream: io.StringIO) -> None:
 
     assert (b"s" * 8).hex() not in json.dumps(line)
     assert (b"m" * 8).hex() not in json.dumps(line)
+
+
+def test_a_log_that_is_the_agent_s_own_is_emptied_when_it_is_large(stream: io.StringIO, tmp_path: Path) -> None:
+    path = tmp_path / "agent.log"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        for nbytes, left in ((1 << 19, 1 << 19), (1 << 20, 0)):
+            os.write(descriptor, b"x" * nbytes)
+            listener = LogListener(
+                agent_logger({}, stream), before_summary=lambda: keep_small(descriptor), interval_s=0.0
+            )
+            listener.tick()
+            assert path.stat().st_size == left
+    finally:
+        os.close(descriptor)

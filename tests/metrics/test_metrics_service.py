@@ -18,6 +18,7 @@ from tests.metrics.conftest import Start
 from tests.metrics.reading import BRING_UP, SOURCE, of, source
 from tests.telemetry.everything import EVERYTHING
 from tests.views.sample_run import call, joined, looked_up, transferred
+from tracekv.agent import metrics as metrics_module
 from tracekv.agent.metrics import ENDPOINT_FILE, MetricsService
 from tracekv.journal.records import Record, SettingsSeen
 from tracekv.journal.vocabulary import Callback, Direction
@@ -127,6 +128,23 @@ def test_a_port_that_is_taken_is_said_once_and_the_rest_goes_on(start: Start, ca
     assert "TRACEKV_METRICS_PORT" in warnings[0]
     assert service.url is None
     assert of(service.metrics(), "tracekv.lookups") == {(): 1}
+
+
+def test_a_port_is_served_on_once_whoever_had_it_is_gone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metrics_module, "SERVE_AGAIN_S", 0.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        service = start(metrics_port=port)
+        service.tick()
+        assert service.url is None
+    service.tick()
+
+    assert service.url == f"http://127.0.0.1:{port}/metrics"
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 def test_without_a_port_nothing_is_served(start: Start, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -61,9 +62,11 @@ def start_agent(journal: Journal | ReadableJournal, settings: Settings) -> Agent
 
 
 def _start_thread(journal: ReadableJournal, path: Path | None, settings: Settings) -> FeedThread | None:
-    from tracekv.agent.state import ENDED, EXPORTERS, Mark, StateFile
+    from tracekv.agent.state import ENDED, EXPORTERS, Mark, StateFile, remove_orphans
 
     if path is not None:
+        with contextlib.suppress(OSError):
+            remove_orphans(path.parent)
         # An agent of this directory, now or later, finds that this journal is not for it.
         state = StateFile(path)
         for name in EXPORTERS:

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
     if is_detached:
         be_unobtrusive()
-    return run_agent(directory, lock)
+    return run_agent(directory, lock, own_log=sys.stderr.fileno() if is_detached else None)
 
 
 if __name__ == "__main__":

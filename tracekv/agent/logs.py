@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, TextIO
 
@@ -111,10 +111,19 @@ class LogListener:
     Args:
         log: A structlog logger.
         hash_request_ids: Digests instead of request ids.
+        before_summary: Called once an interval, before it is summed up.
     """
 
-    def __init__(self, log: Any, *, hash_request_ids: bool = False, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        log: Any,
+        *,
+        hash_request_ids: bool = False,
+        interval_s: float = INTERVAL_S,
+        before_summary: Callable[[], object] | None = None,
+    ) -> None:
         self._log = log
+        self._before_summary = before_summary
         self._hash_request_ids = hash_request_ids
         self._interval_s = interval_s
         self._processes: dict[bytes, _Process] = {}
@@ -236,6 +245,8 @@ class LogListener:
         self._log.warning(event, **{name: value for name, value in fields.items() if value is not None})
 
     def _summarize(self) -> None:
+        if self._before_summary is not None:
+            self._before_summary()
         suppressed = {event: count - LINES for event, count in self._told.items() if count > LINES}
         totals = {name: count for name, count in sorted(self._totals.items()) if count}
         if totals or suppressed:

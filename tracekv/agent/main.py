@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from tracekv import settings as settings_module
 from tracekv.agent.exporters import Exporter, OtlpExporter, TraceFileExporter, otlp_endpoint_is_set
 from tracekv.agent.listeners import Listener, MetricsListener
 from tracekv.agent.lock import AgentLock, exports_digest
+from tracekv.agent.spawn import keep_small
 from tracekv.settings import Settings
 from tracekv.views.sampling import sampler_from
 
@@ -45,7 +47,13 @@ def wants_export(settings: Settings, environ: Mapping[str, str]) -> bool:
 
 
 def run_agent(
-    directory: Path, lock: AgentLock, settings: Settings | None = None, *, stays: bool = False, grace_s: float = GRACE_S
+    directory: Path,
+    lock: AgentLock,
+    settings: Settings | None = None,
+    *,
+    stays: bool = False,
+    grace_s: float = GRACE_S,
+    own_log: int | None = None,
 ) -> int:
     """Be the agent of ``directory`` until its engines are gone; returns the exit status.
 
@@ -54,6 +62,7 @@ def run_agent(
         settings: By default those of the environment.
         stays: Don't end when there is nothing to follow.
         grace_s: How long to stay without an engine.
+        own_log: Descriptor of a log file that is nobody else's, and is kept small.
     """
     from tracekv.agent.logs import LogListener, agent_logger
     from tracekv.agent.process import Agent
@@ -72,7 +81,11 @@ def run_agent(
         except Exception as error:  # the trace file and the metrics go on
             log.warning("no spans are sent over OTLP", error=f"{type(error).__name__}: {error}")
     listeners: list[Listener] = [
-        LogListener(log, hash_request_ids=settings.hash_request_ids),
+        LogListener(
+            log,
+            hash_request_ids=settings.hash_request_ids,
+            before_summary=None if own_log is None else functools.partial(keep_small, own_log),
+        ),
         MetricsListener(msgspec.structs.replace(settings, journal_dir=str(directory)), resource, exporters),
     ]
     agent = Agent(

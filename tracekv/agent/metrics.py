@@ -29,6 +29,8 @@ _log = logging.getLogger("tracekv")
 
 #: Name of the file, in the folder of the journals, that holds the endpoint's URL.
 ENDPOINT_FILE = "metrics-endpoint"
+#: How soon a port that was taken is tried again: an agent that just ends may have it.
+SERVE_AGAIN_S = 5.0
 
 
 class Exports(Protocol):
@@ -46,7 +48,7 @@ class MetricsService:
     """Adds up records and gives the metrics out. Records may be fed on one thread while others scrape.
 
     Nothing that goes wrong here reaches who feeds: a record on which the metrics fail is left out and counted, a port that is
-    taken or a part that isn't installed is said once, and the rest goes on.
+    taken or a part that isn't installed is said once, and the rest goes on. A port is taken once it is free.
 
     Args:
         settings: ``metrics_port`` and ``journal_dir``; without a port there is no Prometheus endpoint.
@@ -66,6 +68,8 @@ class MetricsService:
         self._exporters: list[tuple[str, Exports]] = []
         self._endpoint: PrometheusEndpoint | None = None
         self._endpoint_file: Path | None = None
+        self._serve_at = float("inf")
+        self._has_said_taken = False
         self._otlp: OtlpMetrics | None = None
         self._boot_id = boot_id()
         self._cpu_since_ns = process_time_ns()
@@ -116,6 +120,11 @@ class MetricsService:
             self._serve(self._settings.metrics_port)
         self._send()
 
+    def tick(self) -> None:
+        """Called again and again: serve where the port was taken before and is free now."""
+        if monotonic() >= self._serve_at and self._settings.metrics_port is not None:
+            self._serve(self._settings.metrics_port)
+
     def metrics(self) -> list[MetricPoints]:
         """All metrics as they are now. From any thread."""
         collected = Collected()
@@ -136,6 +145,7 @@ class MetricsService:
         if os.getpid() != self._pid:
             return True
         deadline = monotonic() + timeout_s
+        self._serve_at = float("inf")
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             endpoint.close()
@@ -144,6 +154,7 @@ class MetricsService:
         return otlp is None or otlp.close(max(0.0, deadline - monotonic()))
 
     def _serve(self, port: int) -> None:
+        self._serve_at = float("inf")
         try:
             from tracekv.agent.prometheus import PrometheusEndpoint
         except ImportError as error:
@@ -152,11 +163,15 @@ class MetricsService:
         try:
             self._endpoint = PrometheusEndpoint(port, self.metrics, self._resource)
         except OSError as error:
-            _log.warning(
-                "tracekv: no metrics are served on 127.0.0.1:%d (%s). Set TRACEKV_METRICS_PORT to a free port, or to 0",
-                port,
-                error.strerror or error,
-            )
+            self._serve_at = monotonic() + SERVE_AGAIN_S
+            if not self._has_said_taken:
+                self._has_said_taken = True
+                _log.warning(
+                    "tracekv: no metrics are served on 127.0.0.1:%d (%s). They will be once it is free; or set TRACEKV_METRICS_PORT "
+                    "to a free port, or to 0",
+                    port,
+                    error.strerror or error,
+                )
             return
         self.url = self._endpoint.url
         _log.info("tracekv: metrics are served on %s", self.url)

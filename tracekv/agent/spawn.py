@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -100,8 +101,7 @@ def _spawn(directory: Path, settings: Settings) -> None:
     path = directory / _LOG_NAME
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if os.fstat(descriptor).st_size > _LOG_BYTES:
-            os.ftruncate(descriptor, 0)
+        keep_small(descriptor)
         # It detaches itself by a fork of its own and ends: the engine has no child that it would have to wait for.
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "tracekv.agent", "--detach", str(directory)],
@@ -119,6 +119,13 @@ def _spawn(directory: Path, settings: Settings) -> None:
         os.close(descriptor)
     if ended.returncode:
         raise RuntimeError(f"it ended with {ended.returncode}; see {path}")
+
+
+def keep_small(log: int) -> None:
+    """Empty an agent's own log, by its descriptor, where it has grown too large: it may lie in memory."""
+    found = os.fstat(log)
+    if stat.S_ISREG(found.st_mode) and found.st_size > _LOG_BYTES:
+        os.ftruncate(log, 0)
 
 
 def agent_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
