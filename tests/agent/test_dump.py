@@ -268,10 +268,10 @@ def test_recording_follows_until_the_engines_have_ended(tmp_path: Path) -> None:
         live.until(archive.exists, "the archive is made")
         second = RingJournal.create(tmp_path / "2-bb.tkvring", 1 << 16)
         for number in range(200):
+            size = archive.stat().st_size  # before it is written: the other process may be quick
             for journal in (first, second):
                 for record in live.request(number):
                     journal.write(record)
-            size = archive.stat().st_size
             if number % 20 == 19:  # more than the rings hold altogether, never more than they hold at once
                 live.until(lambda size=size: archive.stat().st_size > size, "the archive grows")
         first.close()

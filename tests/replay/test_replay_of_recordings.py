@@ -132,7 +132,7 @@ def test_a_connector_that_offers_nothing_has_its_requests_computed(record, fresh
 class Failing(PersistentKvCacheConnectorLeader):
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         if request.request_id == 2:
-            raise KeyError("no such block")
+            raise KeyError("no such [block]")
         return 0, request.request_id == 3
 
 
@@ -311,7 +311,7 @@ def test_the_command_exits_with_1_on_errors_and_0_on_differences(record, fresh):
     for connector, code in ((f"{here}:Failing,Polling", 1), (f"{here}:Never,Polling", 0)):
         shown = CliRunner().invoke(app, ["replay", str(journals), "--connector", connector])
         assert shown.exit_code == code, shown.output
-        assert "ERROR" in shown.output if code else "differs: " in shown.output
+        assert "no such [block]" in shown.output if code else "differs: " in shown.output
 
 
 def test_a_journal_without_a_recording_says_how_to_make_one(model, tmp_path, monkeypatch):

@@ -142,7 +142,9 @@ def _check_running(folder: Path) -> Iterator[Result]:
                 digests.setdefault(seen, []).append(rank)
             reader.close()
     if alive:
-        yield Result("engines", OK, str(folder), f"{alive} engine processes write here now")
+        yield Result(
+            "engines", OK, str(folder), f"{alive} engine process{'' if alive == 1 else 'es'}, writing here now"
+        )
     if len(digests) > 1:
         ranks = "; ".join(sorted(f"rank {', '.join(sorted(of_one))}" for of_one in digests.values()))
         yield _problem(

@@ -51,7 +51,11 @@ def agent(
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = AgentLock(directory)
     except OSError as error:
-        console.print(f"tracekv: {directory}: {error.strerror}", markup=False)
+        console.print(
+            f"tracekv: {directory} can't be the folder of journals: {error.strerror}. Name the engines' own, or set "
+            "TRACEKV_JOURNAL_DIR as it is set there, and run this as their user",
+            markup=False,
+        )
         raise typer.Exit(1) from None
     if not lock.acquire():
         there = holder(directory)

@@ -40,7 +40,11 @@ def set_detail(
         console.print(str(error), markup=False)
         raise typer.Exit(1) from None
     except OSError as error:
-        console.print(f"tracekv: {error.filename}: {error.strerror}", markup=False)
+        console.print(
+            f"tracekv: {error.filename} can't be changed: {error.strerror}. Journals are for their owner alone: run this as the "
+            "engine's user",
+            markup=False,
+        )
         raise typer.Exit(1) from None
     if not running:
         console.print("tracekv: none of these journals is of a running engine", markup=False)

@@ -16,6 +16,7 @@ from tracekv.journal.archive import ArchiveWriter
 from tracekv.journal.directory import journal_files
 from tracekv.journal.layout import JournalFormatError
 from tracekv.journal.reader import JournalReader, RingReader
+from tracekv.views.amounts import plural
 
 _INTERVAL_S = 0.1
 
@@ -42,7 +43,8 @@ def record(
             for note in left_out:
                 console.print(note, markup=False)
             processes = len({reader.facts.process_id for reader in readers})
-            console.print(f"{records} records of {processes} processes in {output}", markup=False)
+            of = f"{processes} process{'' if processes == 1 else 'es'}"
+            console.print(f"{plural(records, 'record')} of {of} in {output}", markup=False)
     except NoJournals as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from None
@@ -50,7 +52,9 @@ def record(
         console.print(f"tracekv: {output} exists; an archive is never overwritten: name another file", markup=False)
         raise typer.Exit(1) from None
     except OSError as error:
-        console.print(f"tracekv: {output}: {error.strerror or error}", markup=False)
+        console.print(
+            f"tracekv: {output} can't be written: {error.strerror or error}. Name another file with -o", markup=False
+        )
         raise typer.Exit(1) from None
 
 

@@ -62,11 +62,13 @@ def _print(result: Replay) -> None:
     console.print(_callbacks(result.callbacks))
     console.print(_moved(result.moved))
     for told in result.differences:
-        console.print(f"differs: {told}", soft_wrap=True)
+        console.print(f"differs: {told}", soft_wrap=True, markup=False)
     for error in result.errors:
         who = "" if error.request_id is None else f" for request {error.request_id}"
         console.print(
-            f"ERROR: life {error.life}, {error.callback}{who}: {error.error}: {error.message}", soft_wrap=True
+            f"ERROR: life {error.life}, {error.callback}{who}: {error.error}: {error.message}",
+            soft_wrap=True,
+            markup=False,
         )
     console.print(f"{len(result.differences)} differences, {len(result.errors)} errors")
 
