@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 import threading
 from array import array
 from pathlib import Path
@@ -15,7 +16,7 @@ from tracekv.journal.layout import JournalFormatError, JournalNotReady, detail_o
 from tracekv.journal.memory import MemoryJournal
 from tracekv.journal.process import read_clocks
 from tracekv.journal.reader import OpenHook, RingReader
-from tracekv.journal.records import AllocCall, Call, ClockAnchor, LayerHooks, ProcessStarted, RunJoined
+from tracekv.journal.records import AllocCall, Call, ClockAnchor, Drop, LayerHooks, ProcessStarted, RunJoined
 from tracekv.journal.ring import ANCHOR_EVERY_NS, RingJournal
 from tracekv.journal.vocabulary import Callback
 
@@ -365,6 +366,28 @@ def test_threads_share_a_ring_without_losing_a_record(tmp_path):
     assert len(numbers) == 3000
     for base in (0, 10_000, 20_000):
         assert [number for number in numbers if base <= number < base + 1000] == list(range(base, base + 1000))
+
+
+def test_a_report_within_a_report_waits_for_nothing(journal):
+    """As a finalizer's, which may run anywhere."""
+    began = []
+
+    def report(frame, event, argument):
+        if frame.f_code.co_name == "append" and not began:
+            began.append(True)
+            journal.write(drop(2))
+        return report
+
+    def work():
+        sys.settrace(report)
+        journal.write(drop(1))
+        sys.settrace(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert {record.at_ns for record in journal.read(0)[0] if isinstance(record, Drop)} == {1, 2}
 
 
 def test_a_record_of_a_later_version_is_counted(journal):

@@ -151,7 +151,8 @@ class RingJournal:
         self._append_kept = _Ring(mapping, self._cells, layout.kept, sequence).append
         self._append_shared = _Ring(mapping, self._cells, layout.shared, sequence).append
         self._append_engine = _Ring(mapping, self._cells, layout.engine, sequence).append
-        self._lock = threading.Lock()
+        # Re-entrant: a finalizer or a signal's handler may report within a report. One of the two is then a gap.
+        self._lock = threading.RLock()
         self._engine_thread = 0
         self._closed = False
         self._anchors = 0
@@ -262,6 +263,6 @@ class RingJournal:
     def abandon_in_child(self) -> None:
         """After a fork: the file is the parent's. Every view that the child still holds becomes memory of its own."""
         self._stop()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._reader = None
         forked.detach(self._mapping)
