@@ -29,11 +29,15 @@ BY_PRESET = {
 }
 
 
+#: How fast a store is read is none of a test's business: where many tests share a machine, ten seconds may be too few for S3.
+PATIENT = {"TRACEKV_FSSPEC__OFFER_WAIT_MS": "100000", "TRACEKV_FSSPEC__READ_DEADLINE_MS": "60000"}
+
+
 def run_demo(*arguments: str, home: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEKV_", "OTEL_"))}
     return subprocess.run(
         [sys.executable, "-m", "tracekv.cli", "demo", *arguments],
-        env={**clean, "XDG_CACHE_HOME": str(home), **environ},
+        env={**clean, **PATIENT, "XDG_CACHE_HOME": str(home), **environ},
         capture_output=True,
         text=True,
         timeout=240,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # imported where it is used: the model comes first, and its s
     from tracekv.harness.executor import Executor
     from tracekv.harness.requests import Request
     from tracekv.journal.current import Journal
+    from tracekv.journal.reader import JournalReader
     from tracekv.journal.records import Record
     from tracekv.views.summary import Summary, SummaryView
 
@@ -89,10 +90,11 @@ class _Job:
         _say(progress=progress)
         request = self.run(executor)
         executor.shutdown()
-        journal = current.journal
+        # Opened before it ends: from then on a process that starts may remove it.
+        reader = _reader(current.journal)
         capture.shutdown(timeout_s=10)
         view = SummaryView()
-        for record in _records(journal, view):
+        for record in _records(reader, view):
             view.feed(record)
         implemented = {callback for cls in (Scheduler, Worker) for callback in implemented_callbacks(cls)}
         return request, {
@@ -104,15 +106,18 @@ class _Job:
         }
 
 
-def _records(journal: Journal | None, view: SummaryView) -> Iterator[Record]:
-    """Everything that this process's journal holds."""
+def _reader(journal: Journal | None) -> JournalReader:
     from tracekv.journal.opening import open_journal
     from tracekv.journal.ring import RingJournal
 
     path = journal.path if isinstance(journal, RingJournal) else None
     if path is None:
         raise RuntimeError("tracekv: no journal was written, so there is nothing to show; see the warning above")
-    reader = open_journal(path, patience_ns=0)
+    return open_journal(path, patience_ns=0)
+
+
+def _records(reader: JournalReader, view: SummaryView) -> Iterator[Record]:
+    """Everything that this process's journal holds."""
     cursor = 0
     while True:
         records, cursor, lost = reader.read(cursor)
