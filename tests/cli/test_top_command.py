@@ -174,6 +174,19 @@ def test_queries_that_do_not_tell_their_prompts_are_queries_too(tmp_path):
     assert "1 query, 0 prompt tokens: " in shown
 
 
+def test_where_the_runtime_does_not_tell_what_it_took_the_offer_counts(tmp_path):
+    tape = Tape()
+    tape.query(1, 100, 0, 64)
+    tape.alloc(1, None, [[1, 2, 3, 4]])
+    tape.query(2, 100, 0, 64)
+    tape.alloc(2, 32, [[1, 2, 3, 4]])
+    write_journals(tmp_path, tape.records)
+    following = follow(tmp_path)
+    top = following.top()
+    following.close()
+    assert (top.tokens["honoured"], top.late_tokens["honoured"]) == (96, 96)
+
+
 def test_an_age_is_a_number_with_a_unit(tmp_path):
     write_journals(tmp_path, two_queries_ten_minutes_apart().records)
     assert [parse_age(text) for text in ("90", "30s", "1.5m", "2h", "1d")] == [90, 30, 90, 7200, 86400]

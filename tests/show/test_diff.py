@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.show.conftest import Write
-from tests.views.sample_run import call, looked_up, queried, the_run, transferred
+from tests.views.sample_run import allocated, call, looked_up, queried, the_run, transferred
 from tracekv.cli.app import app
 from tracekv.journal.records import Call, Record, Transfer
 from tracekv.journal.vocabulary import Callback, Direction, MissReason
@@ -79,6 +79,14 @@ def test_what_one_run_does_not_tell_is_no_change() -> None:
     (change,) = [c for c in changes(summary_of(the_run()), summary_of(without)) if c.kind == "misses"]
 
     assert (change.a, change.b, change.score) == (1, None, 0)
+
+
+def test_what_the_runtime_did_not_tell_is_no_change_of_what_it_took() -> None:
+    untold = summary_of([queried(), allocated(honoured=None)])
+    found = {c.name: c for c in changes(untold, summary_of([queried(), allocated()])) if c.kind == "tokens"}
+
+    assert (found["honoured"].a, found["honoured"].b, found["honoured"].score) == (None, 480 / 1024, 0)
+    assert (found["computed"].a, found["computed"].score) == (None, 0)
 
 
 def test_offers_below_nothing_are_compared_too() -> None:

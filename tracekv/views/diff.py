@@ -82,23 +82,29 @@ def _asked(summary: Summary) -> dict[str, int]:
     return {f"{name} requests": count for name, count in summary.store_requests.items()}
 
 
-def _rate(value: float, by: float) -> float | None:
-    return value / by if by else None
+def _rate(value: float | None, by: float) -> float | None:
+    return value / by if by and value is not None else None
+
+
+def _honoured(run: Summary) -> int | None:
+    """None where the runtime never told what it took."""
+    return None if run.untold_allocations and not run.honoured_tokens else run.honoured_tokens
+
+
+def _computed(run: Summary) -> int | None:
+    honoured = _honoured(run)
+    return None if honoured is None else max(0, run.prompt_tokens - run.computed_tokens - honoured)
 
 
 def _tokens(a: Summary, b: Summary) -> Iterator[Change]:
-    def share(name: str, of_a: int, of_b: int) -> Change:
-        parts = [part for part in (_rate(of_a, a.prompt_tokens), _rate(of_b, b.prompt_tokens)) if part is not None]
-        return Change(
-            "tokens", name, "share", "prompt token", _rate(of_a, a.prompt_tokens), _rate(of_b, b.prompt_tokens),
-            max(map(abs, parts), default=0.0),
-        )  # fmt: skip
+    def share(name: str, of_a: int | None, of_b: int | None) -> Change:
+        in_a, in_b = _rate(of_a, a.prompt_tokens), _rate(of_b, b.prompt_tokens)
+        return Change("tokens", name, "share", "prompt token", in_a, in_b, max(abs(in_a or 0.0), abs(in_b or 0.0)))
 
     yield share("on the device", a.computed_tokens, b.computed_tokens)
     yield share("offered", a.offered_tokens, b.offered_tokens)
-    yield share("honoured", a.honoured_tokens, b.honoured_tokens)
-    computed = [max(0, run.prompt_tokens - run.computed_tokens - run.honoured_tokens) for run in (a, b)]
-    yield share("computed", *computed)
+    yield share("honoured", _honoured(a), _honoured(b))
+    yield share("computed", _computed(a), _computed(b))
     yield Change(
         "tokens",
         "prompt",

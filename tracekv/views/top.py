@@ -42,6 +42,8 @@ _WAYS = {way: way.value for way in Direction}
 _STORE_WAYS = {Operation.READ: Direction.LOAD.value, Operation.PUT: Direction.SAVE.value}
 #: Transfers and store operations of late that are kept: as many as a window has, unless far more come than a screen is for.
 _MOST_FLOWS = 1 << 15
+#: Lookups that wait for their query, and offers that wait for pages.
+_MOST_KNOWN = 1024
 
 
 class _Flow(msgspec.Struct):
@@ -89,6 +91,7 @@ class TopView:
         self.longest_stall_ns = 0
         self.last_ns = 0
         self.lookups: dict[int, Lookup] = {}
+        self._offers: dict[int, int] = {}
         self._flows: deque[_Flow] = deque(maxlen=_MOST_FLOWS)
         self._asked: deque[_Asked] = deque(maxlen=_MOST_FLOWS)
         self._counting: dict[type[Record], Callable[[Any], None]] = {
@@ -136,11 +139,14 @@ class TopView:
             self.missed["not told" if told is None else "complete" if told.reason is None else told.reason.value] += (
                 left
             )
-        while len(self.lookups) > 1024:
-            del self.lookups[next(iter(self.lookups))]
+        self._offers[record.request_id] = record.offered_tokens
+        for known in (self.lookups, self._offers):
+            while len(known) > _MOST_KNOWN:
+                del known[next(iter(known))]
 
     def _allocated(self, record: AllocCall) -> None:
-        honoured = record.honoured_tokens or 0
+        offered = self._offers.pop(record.request_id, 0)
+        honoured = offered if record.honoured_tokens is None else record.honoured_tokens
         self.tokens["honoured"] += honoured
         self._asked.append(_Asked(record.ended_ns, 0, 0, 0, honoured))
 

@@ -33,6 +33,7 @@ function requestName(key) {
 
 function summarySection() {
   const tile = (title, value, note) => make("div", {}, make("dt", {}, title), make("dd", {}, value, note ? make("span", { class: "small" }, note) : null));
+  const isTold = summary.honoured_tokens > 0 || !summary.untold_allocations;
   const computed = Math.max(0, summary.prompt_tokens - summary.computed_tokens - summary.honoured_tokens);
   const tiles = make(
     "dl",
@@ -41,7 +42,7 @@ function summarySection() {
     tile("Loaded", bytes(summary.loaded_bytes), plural(summary.loaded_tokens, "token")),
     tile("Saved", bytes(summary.saved_bytes), plural(summary.saved_tokens, "token")),
     tile("Load stall", duration(summary.load_stall_ns), "as connectors tell it"),
-    tile("Offered, honoured", summary.offered_tokens ? share(summary.honoured_tokens, summary.offered_tokens) : "–", `of ${plural(summary.offered_tokens, "token")} offered`),
+    tile("Offered, honoured", summary.offered_tokens && isTold ? share(summary.honoured_tokens, summary.offered_tokens) : "–", isTold ? `of ${plural(summary.offered_tokens, "token")} offered` : `what was taken of ${plural(summary.offered_tokens, "token")} isn't told`),
     data.findings === null ? tile("Violations", "not run", "--no-rules") : tile("Violations", count(data.violations), plural(data.suspects, "suspect")),
   );
   const source = summary.prompt_tokens
