@@ -139,10 +139,7 @@ class TopView:
             self.missed["not told" if told is None else "complete" if told.reason is None else told.reason.value] += (
                 left
             )
-        self._offers[record.request_id] = record.offered_tokens
-        for known in (self.lookups, self._offers):
-            while len(known) > _MOST_KNOWN:
-                del known[next(iter(known))]
+        _keep(self._offers, record.request_id, record.offered_tokens)
 
     def _allocated(self, record: AllocCall) -> None:
         offered = self._offers.pop(record.request_id, 0)
@@ -151,7 +148,7 @@ class TopView:
         self._asked.append(_Asked(record.ended_ns, 0, 0, 0, honoured))
 
     def _looked_up(self, record: Lookup) -> None:
-        self.lookups[record.request_id] = record
+        _keep(self.lookups, record.request_id, record)
 
     def _moved(self, record: Transfer) -> None:
         if record.source is not Source.REPORTED:
@@ -198,6 +195,12 @@ class TopView:
             computed=sum(each.computed for each in late),
             honoured=sum(each.honoured for each in late),
         )
+
+
+def _keep(known: dict[int, Any], request_id: int, what: Any) -> None:
+    known[request_id] = what
+    if len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]
 
 
 class ProcessLine(msgspec.Struct):
