@@ -6,13 +6,16 @@ from pathlib import Path
 
 import tracekv
 from tests.support.connectors import FlatScheduler, TensorWorker, request
+from tests.views.sample_run import bring_up, queried
 from tracekv import capture
 from tracekv.agent.listeners import ViewOf
 from tracekv.agent.logs import LogListener
 from tracekv.agent.metrics import MetricsService
+from tracekv.agent.rules import Rules
 from tracekv.agent.thread import FeedThread
 from tracekv.journal.current import current
 from tracekv.journal.reader import RingReader
+from tracekv.journal.records import RunJoined
 from tracekv.settings import Settings
 from tracekv.views.otlp import read_trace_file
 
@@ -68,3 +71,18 @@ def test_a_broken_rule_is_an_event_a_line_a_count_and_part_of_the_story(monkeypa
     assert ("rule S2", "violation") in [(event, fields.get("severity")) for event, fields in log.lines]
     (findings,) = [metric for metric in metrics.metrics() if metric.name == "tracekv.findings"]
     assert {point.attributes["tracekv.rule"]: point.value for point in findings.points}["S2"] == 1
+
+
+def test_what_is_found_about_a_process_that_is_gone_is_kept_for_nobody() -> None:
+    rules = Rules()
+    rules.begins("left")
+    rules.begins("there")
+    for name in ("left", "there"):
+        for record in [*bring_up(), queried(1000, 1100)]:
+            rules.feed(name, RunJoined(name.encode(), 0, 1) if isinstance(record, RunJoined) else record)
+    rules.ended("left")
+    rules.tick(1 << 60)
+
+    assert [found.rule for found in rules.feed("there", queried(8000, 8100, 9))] == ["S14"]
+    rules.begins("left")
+    assert rules.feed("left", queried(8000, 8100, 9)) == []

@@ -81,6 +81,8 @@ class Feed:
         self.findings: list[Finding] = []
         self._rules = rules
         self._name = name
+        if rules is not None:
+            rules.begins(name)
         self.resource: Attributes = dict(resource)
         self.view = SpanView(
             detail=settings.detail,
@@ -133,6 +135,11 @@ class Feed:
             return []
         self._expired = moment
         return self._guard(self.view.expire, moment * _EXPIRE_NS) or []
+
+    def close(self) -> None:
+        """Nobody feeds it any more."""
+        if self._rules is not None:
+            self._rules.ended(self._name)
 
     def end(self) -> list[Span]:
         """The spans of what is open, when no more records come."""

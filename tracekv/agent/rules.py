@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from tracekv.journal import records
 from tracekv.journal.records import Record
 from tracekv.rules import Finding, RuleView
@@ -19,13 +17,25 @@ class Rules:
     """
 
     def __init__(self) -> None:
-        self._found: defaultdict[str, list[records.Finding]] = defaultdict(list)
+        #: By process, of those that are read: what its next record brings with it.
+        self._found: dict[str, list[records.Finding]] = {}
         self._view = RuleView(on_finding=self._keep)
+
+    def begins(self, source: str) -> None:
+        """The process's records will come."""
+        self._found[source] = []
+
+    def ended(self, source: str) -> None:
+        """No more of them will: what is found about it later is told to nobody."""
+        self._found.pop(source, None)
 
     def feed(self, source: str, record: Record) -> list[records.Finding]:
         """Take a record; what is found about its process by now, each once."""
         self._view.feed(source, record)
-        return self._found.pop(source, []) if self._found else []
+        found = self._found[source]
+        if found:
+            self._found[source] = []
+        return found
 
     def lost(self, source: str, count: int) -> None:
         """``count`` records are missing before the next one: rules know nothing of them and stay silent."""
@@ -35,16 +45,9 @@ class Rules:
         """Time has passed: what waits too long is found."""
         self._view.tick(now_ns)
 
-    def close(self) -> list[records.Finding]:
-        """No more records come; what is left to be found, of every process."""
-        self._view.close()
-        left = [found for of_one in self._found.values() for found in of_one]
-        self._found.clear()
-        return left
-
     def _keep(self, finding: Finding) -> None:
-        waiting = self._found[finding.source]
-        if len(waiting) < _MOST_WAITING:
+        waiting = self._found.get(finding.source)
+        if waiting is not None and len(waiting) < _MOST_WAITING:
             waiting.append(as_record(finding))
 
 

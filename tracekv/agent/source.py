@@ -257,5 +257,6 @@ class Source:
         """Give the files back. What is open in the views is told by whoever reads next."""
         for listener in self._listeners:
             self._guard(listener.ended, self.facts)
+        self._feed.close()
         self._reader.close()
         self._state.close()
