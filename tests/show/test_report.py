@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.show.conftest import Write, write_journal
+from tests.support.journaled import write_journals
 from tests.views.sample_run import (
     bring_up,
     built,
@@ -29,6 +30,7 @@ from tracekv.cli.app import app
 from tracekv.journal.records import CallCounts, ConnectorWrapped, QueryCall, TracerFault, TracingReduced
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback, Direction, Side
+from tracekv.testing.corpus.tape import Tape
 from tracekv.views.html import page
 from tracekv.views.report_data import ReportData
 from tracekv.views.summary_data import summary_of
@@ -105,6 +107,21 @@ def test_findings_are_all_counted_however_few_are_shown(write: Write) -> None:
 
     assert (shown, told["more_findings"]["S2"]) == (100, 50)
     assert told["violations"] >= 150
+
+
+def test_findings_name_other_requests_by_their_digests_where_ids_are_hashed(tmp_path: Path) -> None:
+    tape = Tape()
+    for number in (7001, 7002):
+        tape.query(number, 100)
+        tape.alloc(number, 0, [[1, 2, 3, 4]])
+    tape.build([(7001, 0, 100, 100, [[1, 2, 3, 4]]), (7002, 0, 100, 100, [[1, 2, 3, 4]])])
+    write_journals(tmp_path, tape.records)
+
+    assert any(each["numbers"].get("other_request") == 7001 for each in data_of(report(tmp_path))["findings"])
+    hashed = data_of(report(tmp_path, TRACEKV_HASH_REQUEST_IDS="1"))
+    (other,) = {each["numbers"]["other_request"] for each in hashed["findings"] if "other_request" in each["numbers"]}
+    assert len(other) == 16
+    assert "7001" not in json.dumps(hashed["findings"])
 
 
 def test_settings_and_layout_are_told_of_each_process(journals: Path) -> None:

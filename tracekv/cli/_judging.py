@@ -123,7 +123,7 @@ def _named(numbers: Mapping[str, Any], run: Run, *, hashed: bool) -> dict[str, A
 
 
 def as_shown(found: Finding, runs: Sequence[Run], *, hashed: bool) -> dict[str, Any]:
-    """A finding as plain data; where ids are hashed, with its requests' digests, and without the records that prove it.
+    """A finding as plain data; where ids are hashed, with its requests' digests, and without its proof, which names more.
 
     Args:
         found: Of one of the runs, or of none that is known: its request has no name then.

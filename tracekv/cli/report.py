@@ -15,11 +15,10 @@ from rich.console import Console
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._explaining import Teller
-from tracekv.cli._judging import find_all, is_of_run, violations
+from tracekv.cli._judging import as_shown, find_all, is_of_run, violations
 from tracekv.cli._opening import progress_bar, scanned
 from tracekv.cli._output import CannotWrite, output_file
 from tracekv.journal.scan import Scan
-from tracekv.rules.showing import as_data
 from tracekv.settings import SettingsError
 from tracekv.views.html import page
 from tracekv.views.report_data import ReportData
@@ -90,15 +89,12 @@ def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[di
         checker = find_all(scan.processes, progress=lambda done: tell(done, scan.records))
     shown = []
     for found in checker.findings[:_MOST_FINDINGS]:
-        data = as_data(found)
-        # What proves a finding names requests in many places: without it, it still says what happened.
-        data["evidence"] = [] if hashed else data["evidence"][:_MOST_EVIDENCE]
+        data = as_shown(found, runs, hashed=hashed)
+        data["evidence"] = data["evidence"][:_MOST_EVIDENCE]
         number = next((at for at, run in enumerate(runs) if is_of_run(found, run)), None)
         if found.request is not None and number is not None:
             data["request"] = runs[number].request_label(found.request, hashed=hashed)
             data["key"] = f"{number}:{data['request']}"
-        elif hashed:
-            data["request"] = None
         shown.append(data)
     proved = violations(checker)
     more = checker.counts - Counter(each["rule"] for each in shown)
