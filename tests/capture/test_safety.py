@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
 import pickle
 import threading
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -241,3 +243,18 @@ def test_a_session_can_end_and_begin_again(records):
     assert capture.shutdown()
     tracekv.trace(TensorWorker)(None)
     assert current.journal is not first
+
+
+@pytest.mark.parametrize("agent", ["external", "thread"])
+def test_a_session_that_ended_holds_no_file_open(monkeypatch, tmp_path, agent):
+    monkeypatch.setenv("TRACEKV_AGENT", agent)
+    monkeypatch.setenv("TRACEKV_TRACE_FILE", str(tmp_path / "trace.jsonl"))
+    capture.shutdown()
+    for _ in range(2):
+        worker = tracekv.trace(TensorWorker)(None)
+        worker.start_load_kv(None)
+        capture.shutdown()
+        del worker
+    gc.collect()
+    held = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert [path for path in held if str(tmp_path) in path] == []

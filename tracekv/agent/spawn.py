@@ -43,6 +43,7 @@ class AgentHandle:
         self._directory = journal.parent
         self._state = StateFile(journal)
         self._pid = os.getpid()
+        self._has_ended = False
         self._starter: threading.Thread | None = None
         if starts:
             # Not even a fork and exec is on the engine's path.
@@ -53,7 +54,7 @@ class AgentHandle:
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until everything written before the call is exported, or given up; False where that took longer."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._has_ended:
             return True
         deadline = time.monotonic() + timeout_s
         if self._starter is not None:
@@ -68,7 +69,11 @@ class AgentHandle:
 
     def close(self, timeout_s: float = _CLOSE_S) -> bool:
         """As :meth:`flush`, for at most two seconds. The agent goes on by itself."""
-        return self.flush(min(timeout_s, _CLOSE_S))
+        is_flushed = self.flush(min(timeout_s, _CLOSE_S))
+        if not self._has_ended:
+            self._has_ended = True
+            self._state.close()
+        return is_flushed
 
 
 def can_export() -> str | None:

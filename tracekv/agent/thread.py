@@ -38,7 +38,7 @@ class ReadableJournal(Protocol):
 
 
 class FeedThread:
-    """Follows a journal until it is closed. Whoever starts it closes it.
+    """Follows a journal until it is closed. Whoever starts it closes it; with it a ring's reader is closed.
 
     Nothing that goes wrong here reaches the process that it runs in: a view or an exporter that raises is reported once, counted,
     and the next record or batch goes on. In a forked child there is no thread, and every method returns at once.
@@ -141,6 +141,8 @@ class FeedThread:
             self._export()
             if is_closing:
                 self._close_exporters()
+                if isinstance(self._journal, RingReader):
+                    self._journal.close()
             with self._changed:
                 self._done = wanted
                 self._has_ended = is_closing
