@@ -114,7 +114,7 @@ class Core:
             run.sources.append(source)
         if source.has_scheduler and (source.rank or 0) == 0 and run.leader is not source:
             run.leader = source
-            run.ticked_ns = 0  # by the clock of whoever was there before
+            run.ticked_ns = run.ticks_ns = 0  # by the clock of whoever was there before
         run.world = run.world or source.world
         for each in run.sources:
             each.shift_ns = self._shift(each, run.leader)
@@ -192,13 +192,13 @@ class Core:
     def _passed(self, run: Run, source: Source, now_ns: int) -> None:
         if now_ns > source.now_ns:
             source.now_ns = now_ns
-        if now_ns + source.shift_ns > run.ticked_ns + _TICK_NS:
+        if now_ns + source.shift_ns > run.ticks_ns:
             self._time(run, source, now_ns + source.shift_ns)
 
     def _time(self, run: Run, source: Source, now_ns: int) -> None:
         if now_ns <= run.ticked_ns:
             return
-        run.ticked_ns = now_ns
+        run.ticked_ns, run.ticks_ns = now_ns, now_ns + _TICK_NS
         if run.last_build is not None:
             for request_id in run.last_build.request_ids:
                 request = run.requests.get(request_id)

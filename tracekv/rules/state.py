@@ -284,6 +284,7 @@ class Run:
         groups: Registered layer groups by id; ``block`` tokens per block, 0 while it isn't told.
         claims: ``layer group -> page slot -> who holds it``; a page that the device shares is its first owner's.
         room: In which pass a request may reach past its pages.
+        ticked_ns: When time was told last, on the leader's clock; ``ticks_ns`` from when on it is told again.
         builds: Passes built that were seen.
         is_known_from: Passes built when everything that belongs together was first seen whole.
         reports: Whether its worker's class reports transfers.
@@ -302,7 +303,7 @@ class Run:
         self.layers: frozenset[int] = frozenset()
         self.layout: tuple[Any, ...] | None = None
         self.world: int | None = None
-        self.ticked_ns = 0
+        self.ticked_ns = self.ticks_ns = 0
         self.builds = 0
         self.is_known_from = 0
         self.reports = False
