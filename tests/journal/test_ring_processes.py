@@ -175,7 +175,7 @@ def test_a_reader_that_is_never_overrun_loses_nothing_while_threads_compete(tmp_
         with forked(lambda path=path: write(path)):
             reader = None
             while reader is None:
-                reader = next(iter(open_journals(tmp_path)), None)
+                reader = next(iter(open_journals(tmp_path, patience_ns=1 << 60)), None)
             cursor, got = 0, []
             while cursor < 4001:
                 records, cursor, lost = reader.read(cursor)
