@@ -4,11 +4,14 @@ import copy
 import inspect
 import pickle
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import tracekv
 from tests.support.connectors import FlatScheduler, GroupedScheduler, TensorWorker
+from tracekv.capture import classes
 from tracekv.contract import KvCacheConnectorScheduler, KvCacheConnectorWorker
 from tracekv.journal.records import Call, ConnectorWrapped, FinishCall, RunJoined, TracerFault
 from tracekv.journal.vocabulary import Callback
@@ -137,6 +140,22 @@ def test_tracing_twice_gives_the_same_class():
     traced = tracekv.trace(FlatScheduler)
     assert tracekv.trace(FlatScheduler) is traced
     assert tracekv.trace(traced) is traced
+
+
+def test_threads_that_trace_a_class_at_once_get_the_same_one(monkeypatch):
+    class Connector(TensorWorker):
+        pass
+
+    both, build = threading.Barrier(2), classes._build
+
+    def building(inner):
+        both.wait(30)
+        return build(inner)
+
+    monkeypatch.setattr(classes, "_build", building)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(tracekv.trace, (Connector, Connector))
+    assert first is second
 
 
 def test_it_works_as_a_decorator():

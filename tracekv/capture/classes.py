@@ -58,7 +58,7 @@ def trace(connector: C) -> C:
         return connector
     known = _traced.get(connector)
     if known is None:
-        known = _traced[connector] = _build(connector)
+        known = _traced.setdefault(connector, _build(connector))  # another thread may have been faster
         _results.add(known)
     return known  # type: ignore[return-value]
 
