@@ -164,6 +164,16 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path, caplog):
     assert "no journal is written" in caplog.text
 
 
+def test_where_there_is_no_default_directory_that_is_said(roots, caplog):
+    for root in roots:
+        (root / f"tracekv-{os.getuid()}").touch()
+    assert start_journal() is None
+    (said,) = [line.getMessage() for line in caplog.records]
+    assert "None" not in said
+    assert "the default directory: " in said
+    assert "has to be a directory of this user's with mode 0700" in said
+
+
 def dead_journal(where: Path, born: int, **facts: object) -> Path:
     """The file of a process that is gone: its pid is another's by now."""
     described = msgspec.structs.replace(describe_self(), start_ticks=1, wall_ns=born, **facts)

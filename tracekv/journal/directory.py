@@ -45,7 +45,7 @@ def start_journal(
         file_bytes: Size of the file, a power of two.
         keep_dead: How many journals of dead processes stay.
     """
-    where = str(directory)
+    where = "the default directory" if directory is None else str(directory)
     try:
         if not is_supported():
             raise OSError(errno.ENOTSUP, "journals are little-endian, this machine isn't")
