@@ -16,14 +16,27 @@ from tracekv.journal.ring import RingJournal
 Write = Callable[..., Path]
 
 
-def write_journal(folder: Path, records: Iterable[Record], file_bytes: int = 1 << 20, *, process: str = "one") -> Path:
-    """Write the records of one process into a ring file in a folder; answers the folder."""
+def write_journal(
+    folder: Path,
+    records: Iterable[Record],
+    file_bytes: int = 1 << 20,
+    *,
+    process: str = "one",
+    is_clock_set: bool = False,
+) -> Path:
+    """Write the records of one process into a ring file in a folder; answers the folder.
+
+    Args:
+        is_clock_set: The wall clock is set before the end, to now.
+    """
     folder.mkdir(exist_ok=True)
     facts = msgspec.structs.replace(describe_self(), monotonic_ns=0, wall_ns=EPOCH, host="node-1", pid=4711)
     ring = RingJournal.create(folder / f"{process}{SUFFIX}", file_bytes, facts)
     for record in records:
         if not isinstance(record, ProcessStarted):
             ring.write(record)
+    if is_clock_set:
+        ring.at_step(1 << 62)
     ring.close()
     return folder
 

@@ -160,6 +160,14 @@ def test_one_request_can_be_chosen_and_the_timeline_is_of_its_time(write: Write)
     assert 0 < narrow["drawn"] < whole["drawn"]
 
 
+def test_a_wall_clock_that_was_set_meanwhile_takes_nothing_apart(tmp_path: Path) -> None:
+    folder = write_journal(tmp_path / "journals", the_run(), is_clock_set=True)
+    (row,) = data_of(report(folder, "--no-rules"))["requests"]["rows"]
+
+    assert row["told"]["start"] == row["start"] == min(bar[3] for bar in row["told"]["bars"])
+    assert data_of(report(folder, "--no-rules", "--request", "7"))["timeline"]["drawn"] > 0
+
+
 def test_an_unknown_request_is_refused_with_the_nearest(journals: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(journals), "-o", str(journals / "r.html"), "--request", "9"])
 

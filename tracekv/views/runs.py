@@ -13,6 +13,7 @@ from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import Call, ConnectorWrapped, ProcessStarted, Record, RegisterCall, RunJoined
 from tracekv.journal.vocabulary import Side
 from tracekv.views import ids
+from tracekv.views.clock import unix_offsets
 from tracekv.views.facts import Facts
 
 #: Requests whose records are kept.
@@ -26,11 +27,12 @@ class Segment:
         process: Whose records they are, with numbers in ``[first, last)``.
         facts: Rank, layout, classes: what the records of the bring-up tell.
         begins_ns, ends_ns: Times of the process between which this engine was its last one.
-        offset_ns: What turns the process's monotonic times into Unix times.
+        offset_ns: What turns the process's monotonic times into Unix times (:func:`unix_offsets`).
     """
 
-    def __init__(self, process: ProcessScan, first: int, last: int) -> None:
+    def __init__(self, process: ProcessScan, offset_ns: int, first: int, last: int) -> None:
         self.process = process
+        self.offset_ns = offset_ns
         self.first = first
         self.last = last
         self.facts = Facts()
@@ -42,8 +44,6 @@ class Segment:
         self.ends_ns = 1 << 63
         self._named: dict[int, list[tuple[int, Record]]] = {}
         self._learnt: dict[int, list[tuple[int, Record]]] = {}
-        latest = process.anchors()[-1]
-        self.offset_ns = latest.wall_ns - latest.monotonic_ns
 
     @property
     def is_latest(self) -> bool:
@@ -116,14 +116,15 @@ class Run:
 def runs_of(processes: Sequence[ProcessScan]) -> list[Run]:
     """The runs in some processes, by their start."""
     found: dict[bytes, list[Segment]] = {}
-    for process in processes:
-        for number, segment in enumerate(_segments(process)):
+    offsets = unix_offsets(process.facts for process in processes)
+    for process, offset_ns in zip(processes, offsets, strict=True):
+        for number, segment in enumerate(_segments(process, offset_ns)):
             alone = process.facts.process_id + (b"%d" % number if number else b"")
             found.setdefault(segment.facts.run_id or alone, []).append(segment)
     return sorted((Run(key, segments) for key, segments in found.items()), key=lambda run: run.started_ns)
 
 
-def _segments(process: ProcessScan) -> list[Segment]:
+def _segments(process: ProcessScan, offset_ns: int) -> list[Segment]:
     """A process's engines: where a half of a connector is constructed again, another one begins."""
     begins = [0]
     wrapped: set[Side] = set()
@@ -133,7 +134,9 @@ def _segments(process: ProcessScan) -> list[Segment]:
                 begins.append(number)
                 wrapped.clear()
             wrapped.add(record.side)
-    found = [Segment(process, *each) for each in zip(begins, [*begins[1:], process.next_sequence], strict=True)]
+    found = [
+        Segment(process, offset_ns, *each) for each in zip(begins, [*begins[1:], process.next_sequence], strict=True)
+    ]
     for before, after in itertools.pairwise(found):
         before.ends_ns = after.begins_ns
     found[0].begins_ns = 0

@@ -26,7 +26,6 @@ from tracekv.journal.records import (
 )
 from tracekv.journal.vocabulary import Callback, Direction
 from tracekv.views import ids
-from tracekv.views.clock import unix_offsets
 from tracekv.views.facts import callback_name, count_pages, hook_times
 from tracekv.views.runs import Segment, runs_of
 from tracekv.views.stories import KINDS, Stories
@@ -43,8 +42,12 @@ class Source(NamedTuple):
     """One process's part of a run, with what its rows need."""
 
     segment: Segment
-    offset_ns: int
     label: Callable[[int], str]
+
+    @property
+    def offset_ns(self) -> int:
+        """What turns its monotonic times into Unix times."""
+        return self.segment.offset_ns
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -55,13 +58,8 @@ class Source(NamedTuple):
 
 def sources_of(scans: Sequence[ProcessScan], *, hash_request_ids: bool = False) -> list[Source]:
     """The engines of some journals, rank by rank."""
-    offsets = dict(zip((scan.facts.process_id for scan in scans), unix_offsets(s.facts for s in scans), strict=True))
     return [
-        Source(
-            segment,
-            offsets[segment.process.facts.process_id],
-            functools.partial(run.request_label, hashed=hash_request_ids),
-        )
+        Source(segment, functools.partial(run.request_label, hashed=hash_request_ids))
         for run in runs_of(scans)
         for segment in run.segments
     ]
