@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -156,6 +158,19 @@ def test_threads_that_trace_a_class_at_once_get_the_same_one(monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(tracekv.trace, (Connector, Connector))
     assert first is second
+
+
+def test_a_class_that_nobody_has_any_more_is_gone_with_its_traced_one():
+    def made():
+        class Connector(TensorWorker):
+            pass
+
+        tracekv.trace(Connector)(None)
+        return weakref.ref(Connector)
+
+    gone = made()
+    gc.collect()
+    assert gone() is None
 
 
 def test_it_works_as_a_decorator():

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import os
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -35,8 +36,10 @@ _OPTIONAL = {"shutdown", "cancel_load", "request_reset"}
 _SLOT = "_tracekv_recorder"
 _set = object.__setattr__
 
-_traced: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+#: Weak on both sides: a traced class holds its inner one, which would then be there for good.
+_traced: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
 _results: weakref.WeakSet[type] = weakref.WeakSet()
+_registering = threading.Lock()
 
 
 def trace(connector: C) -> C:
@@ -56,11 +59,19 @@ def trace(connector: C) -> C:
     """
     if connector in _results:
         return connector
-    known = _traced.get(connector)
-    if known is None:
-        known = _traced.setdefault(connector, _build(connector))  # another thread may have been faster
-        _results.add(known)
-    return known  # type: ignore[return-value]
+    return _registered(connector) or _registered(connector, _build(connector))  # type: ignore[return-value]
+
+
+def _registered(connector: type, fresh: type | None = None) -> type | None:
+    """The traced form that there is, which from now on is ``fresh`` where there is none."""
+    with _registering:
+        reference = _traced.get(connector)
+        known = reference() if reference is not None else None
+        if known is None and fresh is not None:
+            known = fresh
+            _traced[connector] = weakref.ref(fresh)
+            _results.add(fresh)
+        return known
 
 
 def side_of(connector: type) -> Side:
@@ -107,6 +118,8 @@ def _build(inner: type) -> type:
         # Always: it takes the envelope off. No probe looks at it.
         wrapped[Callback.BIND_CONNECTOR_META] = bind
 
+    made: list[type] = []
+
     def fill(namespace: dict[str, Any]) -> None:
         slots = [] if hasattr(inner, _SLOT) else [_SLOT]
         if not inner.__weakrefoffset__:
@@ -116,21 +129,22 @@ def _build(inner: type) -> type:
         namespace["__qualname__"] = inner.__qualname__
         namespace["__doc__"] = inner.__doc__
         namespace["__new__"] = _new(inner)
-        namespace["__init__"] = _init(inner, side, implemented)
+        namespace["__init__"] = _init(made, inner, side, implemented)
         for callback, defined in wrapped.items():
-            function = _unbound(inner, callback.method, defined)
+            function = _unbound(made, callback.method, defined)
             namespace[callback.method] = functools.update_wrapper(wrap(callback, function), function)
 
-    return types.new_class(inner.__name__, (inner,), {}, fill)
+    made.append(types.new_class(inner.__name__, (inner,), {}, fill))
+    return made[0]
 
 
-def _unbound(inner: type, name: str, defined: Any) -> Callable[..., Any]:
+def _unbound(made: list[type], name: str, defined: Any) -> Callable[..., Any]:
     """What to call with ``self`` first. A function is bound once; any other descriptor is asked at each call."""
     if inspect.isfunction(defined):
         return defined
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(_traced[inner], self), name)(*args, **kwargs)
+        return getattr(super(made[0], self), name)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -152,7 +166,7 @@ def _new(inner: type) -> Callable[..., Any]:
     return __new__
 
 
-def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable[..., None]:
+def _init(made: list[type], inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable[..., None]:
     original = inner.__init__  # type: ignore[misc]
     code = Callback.SCHEDULER_INIT if side is Side.SCHEDULER else Callback.WORKER_INIT
 
@@ -161,7 +175,7 @@ def _init(inner: type, side: Side, implemented: dict[Callback, Any]) -> Callable
         # Until it is constructed its own calls are nobody's business; from then on its recorder stands in the slot.
         _set(self, _SLOT, None)
         # A traced class may be traced again further down, and records there.
-        capture = session() if _most_derived(type(self)) is _traced[inner] else None
+        capture = session() if _most_derived(type(self)) is made[0] else None
         if capture is None:
             original(self, *args, **kwargs)
             return
