@@ -93,9 +93,10 @@ def test_a_broken_rule_is_an_assertion_that_names_it():
         run.assert_clean()
 
 
-def test_a_folder_of_journals_is_read(tmp_path, monkeypatch):
-    with recorded(TRACEKV_JOURNAL_DIR=str(tmp_path / "journals")):
+def test_a_folder_of_journals_is_read(tmp_path):
+    with recorded(TRACEKV_JOURNAL_DIR=str(tmp_path / "journals")) as run:
         serve()
+    assert run.calls()["scheduler.build_connector_meta"] == 2
     assert journal_of(tmp_path / "journals").calls()["scheduler.build_connector_meta"] == 2
 
 

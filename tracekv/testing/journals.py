@@ -159,12 +159,14 @@ def recorded(**settings: str) -> Iterator[Recorded]:
             "TRACEKV_DETAIL": "full",
             "TRACEKV_BUDGET_PCT": "100",
             "TRACEKV_JOURNAL_DIR": folder,
+            **settings,
         }
-        with environ({**ours, **settings}):
+        with environ(ours):
             capture.shutdown()
             try:
                 yield found
             finally:
                 capture.shutdown()
-                read = journal_of(folder)
-                found.records, found.lost = read.records, read.lost
+                if Path(ours["TRACEKV_JOURNAL_DIR"]).is_dir():  # else nothing was traced
+                    read = journal_of(ours["TRACEKV_JOURNAL_DIR"])
+                    found.records, found.lost = read.records, read.lost
