@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from typer.testing import CliRunner
 
 from tracekv.cli.app import app
 from tracekv.cli.reference import page
@@ -21,6 +22,16 @@ def commands(command, path):
 
 def test_the_committed_page_is_what_the_commands_make():
     assert PAGE.read_text() == page(), "run: python -m tracekv.cli.reference > docs/cli.md"
+
+
+def test_nothing_of_a_help_is_taken_for_markup(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+    for path, command in commands(typer.main.get_command(app), "tracekv"):
+        shown = " ".join(CliRunner().invoke(app, [*path.split()[1:], "--help"]).stdout.split())
+        for parameter in command.params:
+            meaning = " ".join((parameter.help or "").split())
+            assert meaning in shown, f"{path} {parameter.name}"
 
 
 def test_every_command_has_a_section_and_every_option_a_row():

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from tracekv.agent.paths import NoJournals, journal_directory
 from tracekv.journal.layout import JournalFormatError
 from tracekv.journal.scan import Scan, scan
+
+#: What a command that reads journals is told to read.
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Journals, archives, or folders of them; by default TRACEKV_JOURNAL_DIR.", show_default=False),
+]
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from tracekv.agent.spawn import can_export
 
 def agent(
     directory: Annotated[
-        Path | None, typer.Argument(help="Where the journals are. [default: TRACEKV_JOURNAL_DIR]")
+        Path | None,
+        typer.Argument(help="Where the journals are; by default TRACEKV_JOURNAL_DIR.", show_default=False),
     ] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for engines, and go on when they have ended.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds to stay without an engine.", min=0.0)] = 10.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +13,7 @@ from rich.text import Text
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._judging import as_shown, untold, violations
-from tracekv.cli._opening import progress_bar, scanned
+from tracekv.cli._opening import Paths, progress_bar, scanned
 from tracekv.journal.scan import Scan
 from tracekv.rules import Checker, Finding, Severity
 from tracekv.rules.offline import Read, judge_scanned
@@ -27,12 +26,7 @@ _STYLES = {Severity.VIOLATION: "bold red", Severity.SUSPECT: "yellow"}
 
 
 def check(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Journals, archives, or folders of them; by default TRACEKV_JOURNAL_DIR.", show_default=False
-        ),
-    ] = None,
+    paths: Paths = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Judge recorded runs by the rules of the connector contract.

@@ -17,7 +17,7 @@ def set_detail(
     assignment: Annotated[str, typer.Argument(metavar="detail=WORD", help="economy, full, off, or default.")],
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Journals or directories. [default: TRACEKV_JOURNAL_DIR]"),
+        typer.Argument(help="Journals, or folders of them; by default TRACEKV_JOURNAL_DIR.", show_default=False),
     ] = None,
 ) -> None:
     """Change the detail of running engines, from their next step on: economy, full, off, or default (as configured)."""

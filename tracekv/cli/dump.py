@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,14 +14,11 @@ from rich.text import Text
 from tracekv import settings as settings_module
 from tracekv.agent.flight import Flight, describe
 from tracekv.agent.paths import NoJournals
-from tracekv.cli._opening import scanned
+from tracekv.cli._opening import Paths, scanned
 
 
 def dump(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Journals, archives, or directories. [default: TRACEKV_JOURNAL_DIR]"),
-    ] = None,
+    paths: Paths = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show what is in flight in each journal, of a live process or one that was killed.

@@ -13,19 +13,14 @@ from rich.console import Console
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._explaining import Teller
-from tracekv.cli._opening import scanned
+from tracekv.cli._opening import Paths, scanned
 
 
 def explain(
     request: Annotated[
         str | None, typer.Argument(help="Its id, or its digest where ids are hashed.", show_default=False)
     ] = None,
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Journals, archives, or folders of them; by default TRACEKV_JOURNAL_DIR.", show_default=False
-        ),
-    ] = None,
+    paths: Paths = None,
     slowest_count: Annotated[
         int | None, typer.Option("--slowest", metavar="N", help="The N that waited longest for their KV.", min=1)
     ] = None,

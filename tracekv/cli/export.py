@@ -18,7 +18,7 @@ from tracekv import settings as settings_module
 from tracekv.agent.feed import Feed
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._judging import is_of_run
-from tracekv.cli._opening import scanned
+from tracekv.cli._opening import Paths, scanned
 from tracekv.cli._output import STDOUT, CannotWrite, output_directory, output_file
 from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import Enqueued, RunJoined
@@ -35,10 +35,6 @@ from tracekv.views.tables import TABLES, sources_of, write_csv
 
 export = typer.Typer(no_args_is_help=True, help="Write what journals hold for other tools.")
 
-Paths = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="PATH...", help="Journals, archives, or directories. [default: TRACEKV_JOURNAL_DIR]"),
-]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write; - for standard output.")]
 #: Spans on one line of OTLP JSON.
 _BATCH = 512

@@ -19,7 +19,7 @@ def prefetch(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="A prompt: token ids, a JSON list. [default: stdin]",
+            help="A prompt: token ids, a JSON list; by default from stdin.",
             dir_okay=False,
             show_default=False,
         ),
@@ -29,7 +29,7 @@ def prefetch(
     wait: Annotated[float, typer.Option(min=0, max=600, help="Seconds to wait for what is stored to be staged.")] = 0.0,
     to: Annotated[
         Path | None,
-        typer.Option("--socket", help="An engine's socket. [default: every engine's in TRACEKV_JOURNAL_DIR]"),
+        typer.Option("--socket", help="An engine's socket; by default every engine's in TRACEKV_JOURNAL_DIR."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from tracekv.agent.paths import NoJournals, journal_directory, opened
+from tracekv.cli._opening import Paths
 from tracekv.journal.archive import ArchiveWriter
 from tracekv.journal.directory import journal_files
 from tracekv.journal.layout import JournalFormatError
@@ -23,10 +24,7 @@ _INTERVAL_S = 0.1
 
 def record(
     output: Annotated[Path, typer.Option("-o", "--output", help="The archive to make; it must not exist.")],
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Journals, archives, or directories. [default: TRACEKV_JOURNAL_DIR]"),
-    ] = None,
+    paths: Paths = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until the engines have ended, or until interrupted.")
     ] = False,

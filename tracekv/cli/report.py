@@ -16,7 +16,7 @@ from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
 from tracekv.cli._explaining import Teller
 from tracekv.cli._judging import as_shown, find_all, is_of_run, violations
-from tracekv.cli._opening import progress_bar, scanned
+from tracekv.cli._opening import Paths, progress_bar, scanned
 from tracekv.cli._output import CannotWrite, output_file
 from tracekv.journal.scan import Scan
 from tracekv.settings import SettingsError
@@ -32,10 +32,7 @@ _MOST_FINDINGS, _MOST_EVIDENCE = 200, 3
 
 def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write; - for standard output.")],
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH...", help="Journals, archives, or directories. [default: TRACEKV_JOURNAL_DIR]"),
-    ] = None,
+    paths: Paths = None,
     requests: Annotated[
         list[str] | None,
         typer.Option("--request", metavar="ID", help="Narrow timeline and requests to this one; may be repeated."),

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ from rich.live import Live
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals, journal_directory
 from tracekv.cli._following import Following
-from tracekv.cli._opening import scanned_at
+from tracekv.cli._opening import Paths, scanned_at
 from tracekv.cli._top_screen import render
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -35,12 +34,7 @@ def parse_age(text: str) -> float:
 
 
 def top(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Journals, archives, or folders of them; by default TRACEKV_JOURNAL_DIR.", show_default=False
-        ),
-    ] = None,
+    paths: Paths = None,
     interval: Annotated[float, typer.Option(help="Seconds from one screen to the next.", min=0.1)] = 1.0,
     window: Annotated[float, typer.Option(help="Seconds that rates are taken over.", min=1)] = 10.0,
     since: Annotated[
