@@ -17,7 +17,7 @@ from tracekv import capture
 from tracekv.contract import SchedulerOutput, reading
 from tracekv.journal.current import current
 from tracekv.journal.opening import open_journals
-from tracekv.journal.records import BindCall, Call, ProcessStarted, QueryCall, TracerFault
+from tracekv.journal.records import BindCall, Call, IdlePolls, ProcessStarted, QueryCall, TracerFault
 from tracekv.journal.vocabulary import Callback
 from tracekv.settings import SettingsError
 
@@ -235,6 +235,17 @@ def test_a_process_that_is_started_anew_writes_a_journal_of_its_own(records, tmp
             isinstance(record, Call) and record.callback == Callback.START_LOAD_KV for record in found
         )
     assert loads == {os.getpid(): 1, child.pid: 3}
+
+
+def test_polls_that_no_record_came_after_are_told_at_the_end(tmp_path):
+    worker = tracekv.trace(TensorWorker)(None)
+    for _ in range(5):
+        worker.get_finished([], [])
+    assert capture.shutdown()
+    (reader,) = open_journals(tmp_path / "journals")
+    found, _, _ = reader.read(0)
+    assert [record.count for record in found if isinstance(record, IdlePolls)] == [5]
+    reader.close()
 
 
 def test_a_session_can_end_and_begin_again(records):

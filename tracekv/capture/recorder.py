@@ -98,6 +98,7 @@ class Recorder:
     """
 
     __slots__ = (
+        "__weakref__",
         "_budget",
         "_engine_thread",
         "_idle",
@@ -127,6 +128,7 @@ class Recorder:
         self.run_id = run_id
         self._engine_thread = 0
         self._idle: IdlePolls | None = None
+        session.recorders.add(self)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """A pickled or deeply copied instance of a traced class records nothing."""
@@ -223,6 +225,14 @@ class Recorder:
         if self._tally and not self._budget.is_reduced:
             self._journal.write(self._tally.take(current.step, perf_counter_ns()))
         self._journal.write(record)
+
+    def write_rest(self) -> None:
+        """At the session's end: the idle polls and counts that no record came after."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            self._journal.write(idle)
+        if self._tally:
+            self._journal.write(self._tally.take(current.step, perf_counter_ns()))
 
     # -- instruments: (code, started, ended, facts of the callback) ------------------------------------------------
 

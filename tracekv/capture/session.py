@@ -40,6 +40,13 @@ class Agent(Protocol):
         """Export what is left and end."""
 
 
+class Pending(Protocol):
+    """What keeps records back."""
+
+    def write_rest(self) -> None:
+        """Write them."""
+
+
 class Observation(Protocol):
     """What observes the traced instances, where the settings ask for it."""
 
@@ -56,6 +63,7 @@ class Session:
     Attributes:
         inside: Idents of the threads that are inside a callback: a call made there is the connector's own.
         page_bytes: Bytes of a page by layer group, once this process's caches are registered.
+        recorders: Of the traced instances that live.
         workers: Live traced workers; without one in this process the leader sends no envelope, since a bare
             worker couldn't open it.
     """
@@ -69,6 +77,7 @@ class Session:
         self.page_bytes: dict[int, int] = {}
         self.agent: Agent | None = None
         self.observation: Observation | None = None
+        self.recorders: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._run_id = b""
         self._faults: set[str] = set()
         self._is_off = False
@@ -147,6 +156,14 @@ class Session:
         was_off, self._is_off = self._is_off, is_off
         return was_off is not is_off
 
+    def write_rest(self) -> None:
+        """Write what waits for a record to follow, where none will."""
+        for recorder in tuple(self.recorders):
+            try:
+                recorder.write_rest()
+            except Exception as error:
+                self.fault("rest", error)
+
     def start_agent(self) -> None:
         """Start what reads the journal, if the settings ask for it."""
         if self.settings.agent == "off":
@@ -201,6 +218,8 @@ def shutdown(timeout_s: float = 2.0) -> bool:
     global _session
     with _lock:
         ended, _session = _session, None
+        if ended is not None:
+            ended.write_rest()
         current.journal = None
         current.step = 0
         hooks.unbind()
