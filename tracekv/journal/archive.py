@@ -20,7 +20,7 @@ FORMAT_VERSION = 1
 
 PREFIX_FIELDS = (
     Field("8s", "magic", 'b"TKVARCH\\n"'),
-    Field("I", "format_version", "this page describes version 1"),
+    Field("I", "format_version", f"this page describes version {FORMAT_VERSION}"),
     Field("I", "crc", "CRC-32 over the 12 bytes before"),
 )
 PREFIX = struct.Struct("<8sII")

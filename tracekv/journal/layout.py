@@ -91,7 +91,7 @@ FACTS = _struct(FACT_FIELDS)
 
 PREFIX_FIELDS = (
     Field("8s", "magic", 'b"TKVRING\\n"; written last'),
-    Field("I", "format_version", "this page describes version 1"),
+    Field("I", "format_version", f"this page describes version {FORMAT_VERSION}"),
     Field("I", "facts_crc", "CRC-32 over the facts below, bytes 16 and following"),
 )
 PREFIX = _struct(PREFIX_FIELDS)
