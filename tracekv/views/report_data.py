@@ -17,7 +17,6 @@ from tracekv.journal.records import BindCall, Call, LayerHooks
 from tracekv.journal.scan import Scan
 from tracekv.journal.vocabulary import Direction
 from tracekv.views.bar_facts import bar_facts
-from tracekv.views.clock import unix_offsets
 from tracekv.views.coarse import Into, take_in_bulk
 from tracekv.views.explain import Explanation, explain
 from tracekv.views.picture import MOST_BARS, Many, Picture
@@ -78,11 +77,8 @@ class ReportData:
         self._chosen = [(run.key, request_id) for run, request_id in chosen]
         self._most_bars = most_bars
         self._segments = [(run, segment) for run in self.runs for segment in run.segments]
-        offsets = unix_offsets(process.facts for process in scan.processes)
-        self._offsets = dict(zip((process.facts.process_id for process in scan.processes), offsets, strict=True))
         self.zero_ns = min(
-            (process.facts.monotonic_ns + offset for process, offset in zip(scan.processes, offsets, strict=True)),
-            default=0,
+            (segment.process.facts.monotonic_ns + segment.offset_ns for _, segment in self._segments), default=0
         )
 
     def build(self, findings: Sequence[Data] | None, progress: Callable[[int, int], object] | None = None) -> Data:
@@ -182,7 +178,7 @@ class ReportData:
             "key": f"{key[0]}:{run.request_label(row.request_id, hashed=self._hashed)}",
             "label": run.request_label(row.request_id, hashed=self._hashed),
             "run": key[0],
-            "start": row.first_ns + self._offset(run.leader) - self.zero_ns,
+            "start": row.first_ns + run.leader.offset_ns - self.zero_ns,
             "prompt": row.prompt_tokens,
             "computed": row.computed_tokens,
             "offered": row.offered_tokens,
@@ -192,7 +188,6 @@ class ReportData:
             "bytes": row.loaded_bytes,
             "kv_ns": row.kv_ns,
             "stall_ns": row.stall_ns,
-            "finished": row.is_finished,
         }
         if told is not None:
             data["told"] = told.data
@@ -204,7 +199,7 @@ class ReportData:
         zero = self.zero_ns
         for segment in run.segments:
             timeline = Timeline(segment.facts)
-            shift = self._offset(segment) - zero
+            shift = segment.offset_ns - zero
             for _, record in segment.of_request(told.request_id):
                 for bar in timeline.feed(record):
                     if told.request_id in bar.requests and bar.lane.row is not Row.REQUESTS:
@@ -230,12 +225,9 @@ class ReportData:
             "load_ns": told.load_ns,
             "load_hidden_ns": told.load_hidden_ns,
             "trace_id": told.trace_id,
-            "outcome": story.outcome or ("finished" if told.is_finished else told.inside or "not finished"),
             "stored": story.stored_tokens,
             "staged": story.staged_tokens,
-            "group_tokens": story.group_tokens,
             "bounding": story.bounding_layer_group,
-            "held_pages": story.held_pages,
             "loaded": told.tokens(Direction.LOAD),
             "saved": told.tokens(Direction.SAVE),
             "moved": [
@@ -259,9 +251,6 @@ class ReportData:
 
     # -- the timeline -------------------------------------------------------------------------------------------------
 
-    def _offset(self, segment: Segment) -> int:
-        return self._offsets[segment.process.facts.process_id]
-
     def _window(self, told: Sequence[dict[tuple[int, int], Explained]]) -> tuple[int, int] | None:
         """Where the chosen requests lie, in Unix time; None for everything."""
         spans = [(e.started_unix_ns, e.started_unix_ns + e.whole_ns) for of_run in told for e in of_run.values()]
@@ -269,7 +258,7 @@ class ReportData:
 
     def _part(self, run: Run, segment: Segment, window: tuple[int, int] | None) -> Part:
         """One pass over a process's records. May run in a child."""
-        offset = self._offset(segment)
+        offset = segment.offset_ns
         begin, end = (0, 1 << 63) if window is None else (window[0] - offset, window[1] - offset)
         most = max(1000, self._most_bars // len(self._segments))
         if segment.last - segment.first >= LARGE:
@@ -283,7 +272,7 @@ class ReportData:
 
     def _drawn(self, run: Run, segment: Segment, picture: Picture) -> Data:
         label = functools.partial(run.request_label, hashed=self._hashed)
-        number, shift = self.runs.index(run), self._offset(segment) - self.zero_ns
+        number, shift = self.runs.index(run), segment.offset_ns - self.zero_ns
         names: dict[str, int] = {}
         lanes: list[Data] = []
         for lane, found in picture.kept():

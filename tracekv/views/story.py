@@ -25,8 +25,8 @@ from tracekv.journal.records import (
     StoreOperation,
     Transfer,
 )
-from tracekv.journal.vocabulary import Direction, MissReason, Operation, Outcome, Source, Tier
-from tracekv.views.facts import callback_name, count_pages
+from tracekv.journal.vocabulary import Direction, MissReason, Operation, Source, Tier
+from tracekv.views.facts import MOVED, callback_name, count_pages
 
 
 class Moved(msgspec.Struct):
@@ -84,7 +84,7 @@ class Stored(msgspec.Struct):
         self.operations += 1
         self.requests += record.requests
         self.time_ns += max(0, record.ended_ns - record.started_ns)
-        if record.outcome in (Outcome.OK, Outcome.EXISTS):
+        if record.outcome in MOVED:
             self.nbytes += record.nbytes
         else:
             self.failures += 1
@@ -265,7 +265,7 @@ class Story(msgspec.Struct):
             self.store_reads.add(record)
         elif record.operation is Operation.PUT:
             self.store_puts.add(record)
-        if record.outcome not in (Outcome.OK, Outcome.EXISTS) and record.operation in (Operation.READ, Operation.PUT):
+        if record.outcome not in MOVED and record.operation in (Operation.READ, Operation.PUT):
             self._failed(f"store {record.operation.value}: {record.outcome.value}")
         self._touch(record.ended_ns)
 
