@@ -169,7 +169,7 @@ class Scheduler(KvCacheConnectorScheduler):
             return
         engine.stager.prefetcher.has_partial_blocks = engine.has_partial_blocks
         own = load()
-        engine.stager.listen(Path(own.journal_dir).expanduser() if own.journal_dir else None)
+        engine.stager.listen(Path(own.journal_dir) if own.journal_dir else None)
         if own.enqueue_hook:
             self._hints = EnqueueHints(engine)
             subscribe_tokens(self._hints)
