@@ -93,6 +93,13 @@ def test_a_broken_rule_is_an_assertion_that_names_it():
         run.assert_clean()
 
 
+def test_where_nothing_was_recorded_nothing_is_clean():
+    with recorded() as run:
+        pass
+    with pytest.raises(AssertionError, match="no callback was recorded"):
+        run.assert_clean()
+
+
 def test_a_folder_of_journals_is_read(tmp_path):
     with recorded(TRACEKV_JOURNAL_DIR=str(tmp_path / "journals")) as run:
         serve()

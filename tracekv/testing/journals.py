@@ -89,8 +89,14 @@ class Recorded:
         """No rule is broken; with ``suspects``, none is suspected to be either.
 
         Raises:
-            AssertionError: It names each rule, where it was broken, and what to do.
+            AssertionError: It names each rule, where it was broken, and what to do. Or no callback was recorded, so that nothing
+                can be said.
         """
+        if not self.of(Call):
+            raise AssertionError(
+                "tracekv: no callback was recorded. Construct the traced classes (tracekv.trace) inside of recorded(), and give "
+                "journal_of() the folder that TRACEKV_JOURNAL_DIR named."
+            )
         found = [f for f in self.findings() if suspects or f.severity is Severity.VIOLATION]
         if found:
             raise AssertionError("\n".join(described(each) for each in found))
