@@ -140,16 +140,20 @@ class _Bench:
         self._limit: Limit = limit_for(url, options, s3_client)
         self._seed = _Seed(url, size, min(blocks, _SEED_BLOCKS.get(self.engine, 64)), options)
         self._sets: list[list[bytes]] = []
+        self._pages: list[list[tuple[str, int]]] = []
         self._turn = 0
         self._requests: list[float] = []
         self._cpu: dict[str, list[float]] = {"tracekv": [], "limit": []}
 
     def __enter__(self) -> _Bench:
         self._before, current.journal = current.journal, self._journal
+        there: set[tuple[str, int]] = set()
         for _ in range(2):
             self._sets.append(self._store_blocks())
+            now = {(entry.path, entry.size) for entry in self._store.list("") if entry.path.endswith(".seg")}
+            self._pages.append(sorted(now - there))
+            there = now
         self._seed.save()
-        self._pages = [(entry.path, entry.size) for entry in self._store.list("") if entry.path.endswith(".seg")]
         self._load_ours(count=False)  # touch the arena's pages once, and find the segments' headers right
         self._load_ours(count=False)
         return self
@@ -177,11 +181,9 @@ class _Bench:
             None: _quietly,
         }
         prepare = by_temperature[temperature]
-        ours = [path for path, _ in self._pages]
-        half = len(self._pages) // 2
 
         def tracekv() -> float:
-            prepare(ours)
+            prepare([path for path, _ in self._pages[self._turn]])
             return self._load_ours()
 
         def seed() -> float:
@@ -189,8 +191,8 @@ class _Bench:
             return self._seed.load()
 
         def limit() -> float:
-            prepare(ours)
-            pages = self._pages[:half] or self._pages
+            pages = self._pages[self._turn]
+            prepare([path for path, _ in pages])
             with self._measured("limit", sum(size for _, size in pages) / self._size):
                 started = perf_counter()
                 moved = self._limit.read(pages)
