@@ -346,13 +346,18 @@ def _moment(record: Drop | Prefetch | Enqueued | Finding | TracerFault | Tracing
     return _bar(_EVENTS, name, record.at_ns, record.at_ns, record, requests, getattr(record, "step", 0), error)
 
 
+#: Records that name one request, or a store's operation, which may be for none.
+_OF_ONE = frozenset(
+    (StoreOperation, Transfer, QueryCall, AllocCall, FinishCall, Lookup, CancelLoadCall, RequestResetCall)
+)
+
+
 def requests_of(record: Record) -> tuple[int, ...]:
     """The requests that a callback was for, or that moved."""
+    if type(record) in _OF_ONE:
+        request_id: int | None = record.request_id  # type: ignore[attr-defined]
+        return () if request_id is None else (request_id,)
     match record:
-        case StoreOperation():
-            return () if record.request_id is None else (record.request_id,)
-        case Transfer() | QueryCall() | AllocCall() | FinishCall() | Lookup() | CancelLoadCall() | RequestResetCall():
-            return (record.request_id,)
         case BuildCall():
             return tuple(record.request_ids)
         case FinishedCall():
