@@ -45,7 +45,6 @@ class Sealed:
     namespace: bytes
     since_ns: int = field(default_factory=perf_counter_ns)
     nbytes: int = 0
-    blocks: int = 0
     by_rank: dict[int, list[Payload]] = field(default_factory=dict)
 
 
@@ -140,7 +139,8 @@ class Committer:
             reason, error = DropReason.ERROR, type(failure).__name__
         else:
             return None
-        _log.warning("tracekv: %d blocks are not saved (%s): %s", sealed.blocks, reason.value, error)
+        blocks = sum(map(len, sealed.by_rank.values()))
+        _log.warning("tracekv: %d blocks are not saved (%s): %s", blocks, reason.value, error)
         return reason
 
     def _commit(self, sealed: Sealed, header: SegmentHeader, turn: int) -> None:

@@ -223,7 +223,6 @@ class Writer:
         digest = checksum(data if len(data) == length else data[:length])
         payload = Payload(block.key, layer_group, block.ordinal, block.tokens, data, length, digest)
         group.by_rank.setdefault(rank, []).append(payload)
-        group.blocks += 1
         group.nbytes += len(data)
         group.saved.append(block)
         group.slots.append(slot)
