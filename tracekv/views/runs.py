@@ -11,7 +11,6 @@ from typing import Any
 
 from tracekv.journal.process_scan import ProcessScan
 from tracekv.journal.records import Call, ConnectorWrapped, ProcessStarted, Record, RegisterCall, RunJoined
-from tracekv.journal.vocabulary import Side
 from tracekv.views import ids
 from tracekv.views.clock import unix_offsets
 from tracekv.views.facts import Facts
@@ -125,15 +124,14 @@ def runs_of(processes: Sequence[ProcessScan]) -> list[Run]:
 
 
 def _segments(process: ProcessScan, offset_ns: int) -> list[Segment]:
-    """A process's engines: where a half of a connector is constructed again, another one begins."""
+    """A process's engines, as :class:`Facts` counts them."""
     begins = [0]
-    wrapped: set[Side] = set()
+    facts = Facts()
     for number, record in process.numbered(ConnectorWrapped):
-        if isinstance(record, ConnectorWrapped):
-            if record.side in wrapped:
-                begins.append(number)
-                wrapped.clear()
-            wrapped.add(record.side)
+        so_far = facts.engines
+        facts.observe(record)
+        if 0 < so_far < facts.engines:
+            begins.append(number)
     found = [
         Segment(process, offset_ns, *each) for each in zip(begins, [*begins[1:], process.next_sequence], strict=True)
     ]
