@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 from ring_support import SMALL, drop
 
 from tracekv.bench.journals import write_journals
+from tracekv.journal import frames
 from tracekv.journal.archive import copy_records
-from tracekv.journal.layout import JournalFormatError
+from tracekv.journal.layout import FRAME_REST, SLOT_BYTES, JournalFormatError
 from tracekv.journal.opening import open_journals
 from tracekv.journal.parallel import in_processes
 from tracekv.journal.reader import RingReader
@@ -24,6 +27,7 @@ from tracekv.journal.records import (
     Drop,
     Finding,
     FinishedCall,
+    LayerHooks,
     ProcessStarted,
     QueryCall,
     RequestResetCall,
@@ -32,6 +36,14 @@ from tracekv.journal.records import (
 from tracekv.journal.ring import RingJournal
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback
+
+
+@pytest.fixture(autouse=True, params=["one by one", "many at once"])
+def _finding(request, monkeypatch):
+    """Both ways of finding frames, the second in windows that these small files have several of."""
+    if request.param == "many at once":
+        monkeypatch.setattr(frames, "_MANY_SLOTS", 0)
+        monkeypatch.setattr(frames, "_WINDOW", 64 * SLOT_BYTES)
 
 
 def reset(request_id: int, ended_ns: int = 0) -> RequestResetCall:
@@ -103,6 +115,56 @@ def test_a_damaged_record_is_passed_over_and_counted_as_lost(journal):
         process = the_only(found)
         assert list(process.select()) == read_all(journal.path)[0]
         assert (process.records, process.lost) == (20, 1)
+
+
+def found_in(path):
+    """What a scan finds, record by record."""
+    with scan([path]) as found:
+        return [(list(process.numbered()), process.lost, process.ring_positions) for process in found.processes]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=300),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6),
+    st.booleans(),
+)
+def test_whatever_is_damaged_many_at_once_finds_what_one_by_one_does(tmp_path_factory, lengths, damage, is_archive):
+    folder = tmp_path_factory.mktemp("damaged")
+    journal = RingJournal.create(folder / "test.tkvring", SMALL)
+    journal.claim_engine_thread()
+    for number, length in enumerate(lengths):
+        journal.write(Finding(number, "X", "note", "", "x" * length))
+    path = journal.path
+    if is_archive:
+        path = folder / "archive"
+        copy_records([RingReader(journal.path)], path)
+    data = bytearray(path.read_bytes())
+    begin = 64 if is_archive else RingReader(path).areas[-1].offset  # no magic, and no other header, is damaged
+    for share, value in damage:
+        data[begin + int(share * (len(data) - begin))] = value
+    path.write_bytes(data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "_MANY_SLOTS", 0)
+        many = found_in(path)
+        patch.setattr(frames, "_bulk_frames", lambda: None)
+        assert many == found_in(path)
+
+
+def test_a_payload_that_looks_like_a_frame_is_none(journal):
+    journal.claim_engine_thread()
+    area = RingReader(journal.path).areas[-1]
+    for shift in range(SLOT_BYTES):
+        (position,) = struct.unpack_from("<q", journal.path.read_bytes(), area.cells)
+        # Of the record that is written now, the third slot may begin with what would be a frame there.
+        rest = FRAME_REST.pack(1, position + 2, 99) + b"\x90"
+        fake = struct.pack("<I", crc32(rest)) + rest
+        journal.write(LayerHooks(shift, bytes(SLOT_BYTES + shift) + fake + bytes(SLOT_BYTES), b""))
+    expected, lost = read_all(journal.path)
+    assert len(expected) > SLOT_BYTES
+    with scan([journal.path]) as found:
+        assert (list(the_only(found).select()), the_only(found).lost) == (expected, lost)
 
 
 def test_records_within_numbers_are_selected(journal):

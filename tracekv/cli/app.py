@@ -1,54 +1,76 @@
-"""The commands, each in a module of its own."""
+"""The commands, each in a module of its own, which is imported when its command is asked for: together they import everything."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tracekv._version import __version__
-from tracekv.cli.agent import agent
-from tracekv.cli.bench import bench
-from tracekv.cli.check import check
-from tracekv.cli.control import set_detail
-from tracekv.cli.demo import demo
-from tracekv.cli.diff import diff
-from tracekv.cli.doctor import doctor
-from tracekv.cli.dump import dump
-from tracekv.cli.explain import explain
-from tracekv.cli.export import export
-from tracekv.cli.prefetch import prefetch
-from tracekv.cli.record import record
-from tracekv.cli.replay import replay
-from tracekv.cli.report import report
-from tracekv.cli.store import store
-from tracekv.cli.test import put_to_the_test
-from tracekv.cli.top import top
+
+#: Module and function, or group, of each command, in the order in which they are shown.
+_WHERE = {
+    "demo": ("demo", "demo"),
+    "doctor": ("doctor", "doctor"),
+    "check": ("check", "check"),
+    "test": ("test", "put_to_the_test"),
+    "explain": ("explain", "explain"),
+    "top": ("top", "top"),
+    "agent": ("agent", "agent"),
+    "dump": ("dump", "dump"),
+    "prefetch": ("prefetch", "prefetch"),
+    "record": ("record", "record"),
+    "replay": ("replay", "replay"),
+    "report": ("report", "report"),
+    "diff": ("diff", "diff"),
+    "set": ("control", "set_detail"),
+    "export": ("export", "export"),
+    "bench": ("bench", "bench"),
+    "store": ("store", "store"),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, as typer makes them (its classes of them are private to it)."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            module, attribute = _WHERE[name]
+            found = getattr(importlib.import_module(f"tracekv.cli.{module}"), attribute)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False)
+                found.command(name)(function)
+            self._made[name] = typer.main.get_command(found)
+            self._made[name].name = name
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_WHERE)
+
+    def __len__(self) -> int:
+        return len(_WHERE)
+
+
+class _Root(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to them
+
 
 app = typer.Typer(
+    cls=_Root,
     name="tracekv",
     help="Trace KV cache connectors of LLM inference engines, and see where the KV went.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(doctor)
-app.command()(check)
-app.command("test")(put_to_the_test)
-app.command()(explain)
-app.command()(top)
-app.command()(agent)
-app.command()(dump)
-app.command()(prefetch)
-app.command()(record)
-app.command()(replay)
-app.command()(report)
-app.command()(diff)
-app.command("set")(set_detail)
-app.add_typer(export, name="export")
-app.add_typer(bench, name="bench")
-app.add_typer(store, name="store")
 
 
 def _print_version(wanted: bool) -> None:

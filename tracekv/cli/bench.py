@@ -19,7 +19,11 @@ from tracekv.journal.current import current
 from tracekv.journal.directory import start_journal
 from tracekv.settings import SettingsError, load, load_section
 
-bench = typer.Typer(help="Measure what tracing costs and how fast the store is, on this machine.", no_args_is_help=True)
+bench = typer.Typer(
+    add_completion=False,
+    help="Measure what tracing costs and how fast the store is, on this machine.",
+    no_args_is_help=True,
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Write = Annotated[

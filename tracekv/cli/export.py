@@ -33,7 +33,7 @@ from tracekv.views.runs import runs_of
 from tracekv.views.sampling import Callers
 from tracekv.views.tables import TABLES, sources_of, write_csv
 
-export = typer.Typer(no_args_is_help=True, help="Write what journals hold for other tools.")
+export = typer.Typer(add_completion=False, no_args_is_help=True, help="Write what journals hold for other tools.")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write; - for standard output.")]
 #: Spans on one line of OTLP JSON.

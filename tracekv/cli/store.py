@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tracekv_fsspec.removal import Plan
     from tracekv_fsspec.store import Store
 
-store = typer.Typer(help="Look into a store of KV blocks, verify it, and delete from it.", no_args_is_help=True)
+store = typer.Typer(
+    add_completion=False, help="Look into a store of KV blocks, verify it, and delete from it.", no_args_is_help=True
+)
 
 Url = Annotated[
     str | None, typer.Option("--store", help="An fsspec URL; TRACEKV_FSSPEC__URL otherwise.", show_default=False)

@@ -33,6 +33,8 @@ ENTRY_FIELDS = (
     Field("Q", "sequence", "number of the record in its process; 0 for the other kinds"),
 )
 ENTRY = struct.Struct("<IIIIQ")
+#: What an entry begins with.
+CRC_AND_LENGTH = struct.Struct("<II")
 
 FACTS, RECORD, STATE = 1, 2, 3
 #: A length above this is damage: no ring holds a record that long.

@@ -5,11 +5,12 @@ A frame is checked as a reader checks it (position and CRC, or an entry's CRC), 
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from tracekv.journal import archive
@@ -18,6 +19,8 @@ from tracekv.journal.layout import FRAME, FRAME_BYTES, SLOT_BYTES, Area
 _HEAD = struct.Struct("<q")
 #: Bytes after which the pages read so far are given back: a file may be larger than the memory that a reader should take.
 _WINDOW = 32 << 20
+#: Slots from which on numpy is worth its import.
+_MANY_SLOTS = 1 << 14
 
 Progress = Callable[[int], object]
 """Told how many bytes of a file were passed since it was told last."""
@@ -74,44 +77,55 @@ def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds
 
     What is half written or damaged is passed over, as ``RingReader`` does.
     """
-    base, slots, cells = area
-    ring_bytes = slots * SLOT_BYTES
-    longest, edge = ring_bytes - FRAME_BYTES, base + ring_bytes
+    _, slots, cells = area
     head: int = _HEAD.unpack_from(mapping, cells)[0]
     position = end_of_read = max(0, head - slots)
-    window = position + _WINDOW // SLOT_BYTES
+    bulk = _bulk_frames() if head - position >= _MANY_SLOTS else None
     kinds = Kinds()
-    by_tag, unpack = kinds.by_tag, FRAME.unpack_from
     with memoryview(mapping) as view:
         while position < head:
-            begin = base + position % slots * SLOT_BYTES
-            crc, length, stored, sequence = unpack(view, begin)
-            end = begin + FRAME_BYTES + length
-            if (
-                stored != position
-                or length > longest
-                or (crc32(view[begin + 4 : end]) if end <= edge else _crc_over(view, begin, end, base, edge)) != crc
-            ):
-                position += 1
-                continue
-            # A frame and the first bytes of its payload lie in one slot, so never over the edge.
-            tag = view[begin + 25] if view[begin + 24] & 0xF0 == 0x90 else tag_of(view, begin + 24)
-            found = by_tag.get(tag) or kinds.tag(tag)
-            found[0].append(sequence)
-            found[1].append(position)
-            found[2].append(length)
-            position += (FRAME_BYTES + length + SLOT_BYTES - 1) // SLOT_BYTES
-            end_of_read = position
-            if position > window:
-                window = position + _WINDOW // SLOT_BYTES
-                progress(_WINDOW)
-                give_back(mapping)
-    progress(min(head, slots) * SLOT_BYTES % _WINDOW)
+            stop = min(head, position + _WINDOW // SLOT_BYTES)
+            reached = bulk.take_ring(view, area, position, stop, kinds) if bulk else None
+            if reached is None:
+                reached = take_ring(view, area, position, stop, kinds)
+            end_of_read = max(end_of_read, reached)
+            progress((stop - position) * SLOT_BYTES)
+            position = max(stop, reached)
+            give_back(mapping)
     kinds.close()
     return kinds, end_of_read
 
 
-def _crc_over(view: memoryview, begin: int, end: int, base: int, edge: int) -> int:
+def take_ring(view: memoryview, area: Area, position: int, stop: int, kinds: Kinds) -> int:
+    """Add the frames that begin at positions ``[position, stop)``; where the last one of them ends, or ``position``."""
+    base, slots, _ = area
+    ring_bytes = slots * SLOT_BYTES
+    longest, edge = ring_bytes - FRAME_BYTES, base + ring_bytes
+    by_tag, unpack = kinds.by_tag, FRAME.unpack_from
+    reached = position
+    while position < stop:
+        begin = base + position % slots * SLOT_BYTES
+        crc, length, stored, sequence = unpack(view, begin)
+        end = begin + FRAME_BYTES + length
+        if (
+            stored != position
+            or length > longest
+            or (crc32(view[begin + 4 : end]) if end <= edge else crc_over(view, begin, end, base, edge)) != crc
+        ):
+            position += 1
+            continue
+        # A frame and the first bytes of its payload lie in one slot, so never over the edge.
+        tag = view[begin + 25] if view[begin + 24] & 0xF0 == 0x90 else tag_of(view, begin + 24)
+        found = by_tag.get(tag) or kinds.tag(tag)
+        found[0].append(sequence)
+        found[1].append(position)
+        found[2].append(length)
+        reached = position = position + (FRAME_BYTES + length + SLOT_BYTES - 1) // SLOT_BYTES
+    return reached
+
+
+def crc_over(view: memoryview, begin: int, end: int, base: int, edge: int) -> int:
+    """The CRC of a frame that goes on at its ring's beginning."""
     return crc32(view[base : base + end - edge], crc32(view[begin + 4 : edge]))
 
 
@@ -159,36 +173,46 @@ class ArchiveScan:
         self.states: dict[int, bytes] = {}
         self.kinds: dict[int, Kinds] = {}
         size = len(mapping)
-        offset = archive.PREFIX.size
-        window = _WINDOW
-        entry_bytes, unpack, record = archive.ENTRY.size, archive.ENTRY.unpack_from, archive.RECORD
-        tags: dict[tuple[int, int], Column] = {}
+        offset, reached = archive.PREFIX.size, 0
+        bulk = _bulk_frames() if size >= _MANY_SLOTS * SLOT_BYTES else None
+        take = bulk.take_entries if bulk else take_entries
         with memoryview(mapping) as view:
-            while offset + entry_bytes <= size:
-                crc, length, kind, source, sequence = unpack(view, offset)
-                payload = offset + entry_bytes
-                end = payload + length
-                if end > size or crc32(view[offset + 4 : end]) != crc:
-                    break
-                if kind == record and length:
-                    tag = view[payload + 1] if view[payload] & 0xF0 == 0x90 else tag_of(view, payload)
-                    found = tags.get((source, tag))
-                    if found is None:
-                        found = tags[source, tag] = self.kinds.setdefault(source, Kinds()).tag(tag)
-                    found[0].append(sequence)
-                    found[1].append(payload)
-                    found[2].append(length)
-                elif kind != record:
-                    (self.facts if kind == archive.FACTS else self.states)[source] = mapping[payload:end]
-                offset = end
-                if offset > window:
-                    progress(offset - window + _WINDOW)
-                    window = offset + _WINDOW
-                    give_back(mapping)
-        progress(max(0, size - window + _WINDOW))
+            while offset > reached:
+                reached = offset
+                offset = take(view, offset, min(size, offset + _WINDOW), self)
+                progress(offset - reached)
+                give_back(mapping)
+        progress(size - offset)
         self.truncated_bytes = size - offset
         for each in self.kinds.values():
             each.close()
+
+    def tell(self, kind: int, source: int, payload: bytes) -> None:
+        """Take an entry that is no record."""
+        (self.facts if kind == archive.FACTS else self.states)[source] = payload
+
+
+def take_entries(view: memoryview, offset: int, stop: int, into: ArchiveScan) -> int:
+    """Add the entries that begin at offsets ``[offset, stop)``, up to the first that is cut or damaged; where they end."""
+    size = len(view)
+    entry_bytes, unpack, record = archive.ENTRY.size, archive.ENTRY.unpack_from, archive.RECORD
+    while offset < stop and offset + entry_bytes <= size:
+        crc, length, kind, source, sequence = unpack(view, offset)
+        payload = offset + entry_bytes
+        end = payload + length
+        if end > size or crc32(view[offset + 4 : end]) != crc:
+            break
+        if kind != record:
+            into.tell(kind, source, bytes(view[payload:end]))
+        elif length:
+            kinds = into.kinds.get(source) or into.kinds.setdefault(source, Kinds())
+            tag = view[payload + 1] if view[payload] & 0xF0 == 0x90 else tag_of(view, payload)
+            found = kinds.by_tag.get(tag) or kinds.tag(tag)
+            found[0].append(sequence)
+            found[1].append(payload)
+            found[2].append(length)
+        offset = end
+    return offset
 
 
 def archive_payloads(mapping: mmap.mmap, places: Sequence[int], lengths: Sequence[int]) -> list[bytes | None]:
@@ -199,3 +223,13 @@ def archive_payloads(mapping: mmap.mmap, places: Sequence[int], lengths: Sequenc
 def give_back(mapping: mmap.mmap) -> None:
     """Let the kernel have the pages that were read; they are read again when they are needed."""
     mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _bulk_frames() -> Any:
+    """The module that finds many at a time, None where numpy isn't installed: there they are found one by one."""
+    try:
+        return importlib.import_module("tracekv.journal.bulk_frames")
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        return None

@@ -26,6 +26,8 @@ _DATED = frozenset(TAGS[kind] for kind in KINDS if "ended_ns" in kind.__struct_f
 #: Sequence numbers that are ordered at a time, at first: who wants one record needn't wait for thousands. Later it is as many as
 #: have about so many bytes of payload.
 _FIRST_TURN, _TURN_BYTES = 1 << 8, 4 << 20
+#: Bytes of a turn from which on the pages that it lay in are given back: faulting them in again would take longer than a small turn.
+_GIVE_BACK_BYTES = 1 << 20
 
 
 class _Strand(NamedTuple):
@@ -34,6 +36,20 @@ class _Strand(NamedTuple):
     kinds: Kinds
     mapping: mmap.mmap
     payloads: Callable[[Sequence[int], Sequence[int]], list[bytes | None]]
+
+
+class _Stream(NamedTuple):
+    """The records of one kind in a strand."""
+
+    column: Column
+    strand: _Strand
+
+
+class Batch(NamedTuple):
+    """Encoded records in their order, with their numbers."""
+
+    numbers: Sequence[int]
+    payloads: Sequence[bytes]
 
 
 class ProcessScan:
@@ -103,50 +119,53 @@ class ProcessScan:
         for numbers, payloads in self.batches(*kinds, first=first, last=last):
             yield from zip(numbers, payloads, strict=True)
 
-    def batches(
+    def batches(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Batch]:
+        """As :meth:`payloads`, many at a time. A batch may be empty."""
+        for (batch,) in self._turns([self._streams([TAGS[kind] for kind in kinds])], first, last):
+            yield batch
+
+    def batches_by_kind(
         self, *kinds: type[Record], first: int = 0, last: int | None = None
-    ) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
-        """As :meth:`payloads`, many at a time: their numbers, and as many payloads. A batch may be empty."""
-        streams = self._streams([TAGS[kind] for kind in kinds])
+    ) -> Iterator[dict[type[Record], Batch]]:
+        """As :meth:`batches`, each with the records of every kind apart."""
+        for found in self._turns([self._streams([TAGS[kind]]) for kind in kinds], first, last):
+            yield dict(zip(kinds, found, strict=True))
+
+    def decoded(self, payload: bytes) -> Record | None:
+        """An encoded record, None for one that isn't of this version; counts those."""
+        try:
+            return decode_as_stored(payload)
+        except msgspec.DecodeError:
+            self.undecodable += 1
+            return None
+
+    def _turns(self, parts: Sequence[Sequence[_Stream]], first: int, last: int | None) -> Iterator[list[Batch]]:
+        """A batch of each part, as many times as it takes; what is in a batch comes before all that is in a later one."""
         end = self.next_sequence if last is None else min(last, self.next_sequence)
-        begins = [bisect_left(column.numbers, first) for column, _ in streams]
+        begins = [[bisect_left(column.numbers, first) for column, _ in streams] for streams in parts]
         turn_end, turn = first, _FIRST_TURN
         while turn_end < end:
             # A turn with nothing in it is skipped, not walked through.
             ahead = [
-                column.numbers[at] for (column, _), at in zip(streams, begins, strict=True) if at < len(column.numbers)
+                column.numbers[at]
+                for streams, places in zip(parts, begins, strict=True)
+                for (column, _), at in zip(streams, places, strict=True)
+                if at < len(column.numbers)
             ]
             if not ahead:
                 return
             turn_end = min(end, max(turn_end, min(ahead)) + turn)
-            found = self._turn(streams, begins, turn_end)
+            found = [_batch(streams, places, turn_end) for streams, places in zip(parts, begins, strict=True)]
             yield found
-            turn = 2 * turn if sum(map(len, found[1])) < _TURN_BYTES else max(_FIRST_TURN, turn // 2)
-            for strand in self._strands:
-                frames.give_back(strand.mapping)
+            nbytes = sum(sum(map(len, batch.payloads)) for batch in found)
+            turn = 2 * turn if nbytes < _TURN_BYTES else max(_FIRST_TURN, turn // 2)
+            if nbytes >= _GIVE_BACK_BYTES:
+                for strand in self._strands:
+                    frames.give_back(strand.mapping)
 
-    def _turn(
-        self, streams: Sequence[tuple[Column, _Strand]], begins: list[int], end: int
-    ) -> tuple[Sequence[int], Sequence[bytes]]:
-        """The records below ``end``."""
-        found: dict[int, bytes] = {}
-        for index, (column, strand) in enumerate(streams):
-            part = slice(begins[index], bisect_left(column.numbers, end, begins[index]))
-            begins[index] = part.stop
-            numbers = column.numbers[part]
-            payloads = strand.payloads(column.places[part], column.lengths[part])
-            if all(payloads):
-                # It may be in a ring and in an archive: one number, and the same bytes.
-                found.update(zip(numbers, cast("list[bytes]", payloads), strict=True))
-            else:
-                found.update((number, each) for number, each in zip(numbers, payloads, strict=True) if each is not None)
-        # Each stream's numbers rise.
-        order = sorted(found) if len(streams) > 1 else list(found)
-        return order, list(map(found.__getitem__, order))
-
-    def _streams(self, tags: Sequence[int]) -> list[tuple[Column, _Strand]]:
+    def _streams(self, tags: Sequence[int]) -> list[_Stream]:
         return [
-            (column, strand)
+            _Stream(column, strand)
             for strand in self._strands
             for tag, column in strand.kinds.by_tag.items()
             if not tags or tag in tags
@@ -252,3 +271,23 @@ def _ended_ns(strand: _Strand, column: Column, at: int) -> int:
         return int(getattr(decode(payload), "ended_ns", 0)) if payload is not None else 0
     except msgspec.DecodeError:
         return 0
+
+
+def _batch(streams: Sequence[_Stream], begins: list[int], end: int) -> Batch:
+    """The records from some places on with numbers below ``end``; moves the places on."""
+    found: dict[int, bytes] = {}
+    for index, (column, strand) in enumerate(streams):
+        part = slice(begins[index], bisect_left(column.numbers, end, begins[index]))
+        begins[index] = part.stop
+        numbers = column.numbers[part]
+        payloads = strand.payloads(column.places[part], column.lengths[part])
+        if all(payloads):
+            if len(streams) == 1:
+                return Batch(numbers, cast("list[bytes]", payloads))
+            # It may be in a ring and in an archive: one number, and the same bytes.
+            found.update(zip(numbers, cast("list[bytes]", payloads), strict=True))
+        else:
+            found.update((number, each) for number, each in zip(numbers, payloads, strict=True) if each is not None)
+    # Each stream's numbers rise.
+    order = sorted(found) if len(streams) > 1 else list(found)
+    return Batch(order, list(map(found.__getitem__, order)))

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from tracekv._version import __version__
 from tracekv.journal.parallel import in_processes
-from tracekv.journal.records import BindCall, Call, LayerHooks
+from tracekv.journal.records import BindCall, Call
 from tracekv.journal.scan import Scan
 from tracekv.journal.vocabulary import Direction
 from tracekv.views.bar_facts import bar_facts
-from tracekv.views.coarse import Into, take_in_bulk
 from tracekv.views.explain import Explanation, explain
+from tracekv.views.into import Into, take_each
 from tracekv.views.picture import MOST_BARS, Many, Picture
 from tracekv.views.process_data import process_data
 from tracekv.views.requests import RequestRow, rows_of
@@ -263,10 +263,12 @@ class ReportData:
         most = max(1000, self._most_bars // len(self._segments))
         if segment.last - segment.first >= LARGE:
             into = Into(SummaryView(), Timeline(segment.facts), Picture(most, _width(segment, most)), begin, end)
+            from tracekv.views.bulk import take_in_bulk  # numpy's import takes longer than a small report
+
             take_in_bulk(segment, into)
         else:
             into = Into(SummaryView(), Timeline(), Picture(most), begin, end)
-            _take_each(segment, into)
+            take_each(segment, into)
         into.take(into.timeline.close())
         return Part(into.view.summary, self._drawn(run, segment, into.picture))
 
@@ -342,21 +344,6 @@ class ReportData:
             if process.is_alive():
                 notes.append(f"{name} still runs: this is what it had recorded by now")
         return notes
-
-
-def _take_each(segment: Segment, into: Into) -> None:
-    """All records of a process one by one; hooks together once they are too short to be seen."""
-    view, timeline, picture = into.view, into.timeline, into.picture
-    for record in segment.select():
-        if type(record) is LayerHooks and picture.width_ns:
-            blocks = timeline.hook_blocks(record)
-            if all(block.last_ns - block.first_ns < picture.width_ns for block in blocks):
-                view.feed(record)
-                for block in blocks:
-                    if block.last_ns >= into.begin and block.first_ns <= into.end:
-                        picture.add_block(block)
-                continue
-        into.take_singly(record)
 
 
 def _width(segment: Segment, most: int) -> int:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tracekv.journal.process_scan import ProcessScan
+from tracekv.journal.process_scan import Batch, ProcessScan
 from tracekv.journal.records import Call, ConnectorWrapped, ProcessStarted, Record, RegisterCall, RunJoined
 from tracekv.views import ids
 from tracekv.views.clock import unix_offsets
@@ -63,6 +63,10 @@ class Segment:
         """As :meth:`ProcessScan.lists`, within this part."""
         end = self.last if last is None else min(last, self.last)
         return self.process.lists(*kinds, first=max(first, self.first), last=end)
+
+    def batches_by_kind(self, *kinds: type[Record]) -> Iterator[dict[type[Record], Batch]]:
+        """As :meth:`ProcessScan.batches_by_kind`, within this part."""
+        return self.process.batches_by_kind(*kinds, first=self.first, last=self.last)
 
     def names(self, request_id: int, *kinds: type[Record]) -> bool:
         """Whether a record of some kinds names a request."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import sub
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -155,6 +155,7 @@ COUNTS = (
     "queries", "prompt_tokens", "computed_tokens", "offered_tokens", "honoured_tokens", "untold_allocations", "steps",
     "scheduled_tokens", "lookups", "hits", "records", "lost_records",
 )  # fmt: skip
+_SUMS = tuple(each.name for each in msgspec.structs.fields(Moved) if each.type is int and each.name != "layer_group")
 _TALLIES = ("misses", "bounding", "drops", "store_outcomes", "store_requests", "store_bytes")
 
 
@@ -178,9 +179,13 @@ class SummaryView:
             take(self, record)
 
     def feed_all(self, records: Sequence[Record]) -> None:
-        """Take several records of one kind."""
+        """Take several records of one kind; calls are of one callback, and none raised."""
         self.summary.records += len(records)
         for take in _TAKES.get(type(records[0]), ()) if records else ():
+            if take is SummaryView._call:
+                calls = cast("Sequence[Call]", records)
+                self.called(calls[0].callback, Counter([call.ended_ns - call.started_ns for call in calls]))
+                continue
             for record in records:
                 take(self, record)
 
@@ -194,12 +199,16 @@ class SummaryView:
         callback.durations.add(record.ended_ns - record.started_ns)
         callback.errors += record.error is not None
 
-    def stored(self, operation: Operation, outcome: Outcome, records: Sequence[StoreOperation]) -> None:
+    def stored(self, operation: Operation, outcome: Outcome, operations: int, requests: int, nbytes: int) -> None:
         """Take operations of a store that were of one kind and ended alike, and no records."""
         summary, name = self.summary, operation._value_
-        _count(summary.store_outcomes, _outcome_name(operation, outcome), len(records))
-        _count(summary.store_requests, name, sum([record.requests for record in records]))
-        _count(summary.store_bytes, name, sum([record.nbytes for record in records]) if outcome in MOVED else 0)
+        _count(summary.store_outcomes, _outcome_name(operation, outcome), operations)
+        _count(summary.store_requests, name, requests)
+        _count(summary.store_bytes, name, nbytes if outcome in MOVED else 0)
+
+    def moved(self, moved: Moved) -> None:
+        """Take transfers of one kind, added up, and no records."""
+        _merge_moved(self._group(moved.layer_group), moved)
 
     def _query(self, record: QueryCall) -> None:
         summary = self.summary
@@ -248,7 +257,7 @@ class SummaryView:
         drops[record.reason.value] = drops.get(record.reason.value, 0) + record.blocks
 
     def _store(self, record: StoreOperation) -> None:
-        self.stored(record.operation, record.outcome, (record,))
+        self.stored(record.operation, record.outcome, 1, record.requests, record.nbytes)
 
     def _register(self, record: RegisterCall) -> None:
         for facts in record.groups:
@@ -337,6 +346,5 @@ def _find(group: GroupSummary, direction: Direction, like: Transfer | Moved) -> 
 
 def _merge_moved(group: GroupSummary, other: Moved) -> None:
     own = _find(group, other.direction, other)
-    for field in msgspec.structs.fields(Moved):
-        if field.type is int and field.name != "layer_group":
-            setattr(own, field.name, getattr(own, field.name) + getattr(other, field.name))
+    for name in _SUMS:
+        setattr(own, name, getattr(own, name) + getattr(other, name))

@@ -1,0 +1,84 @@
+"""The transfers of a large run, and its store's operations: what there is most of beside the callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekv.journal.columns import NIL, Columns, Ints, Rows, alike
+from tracekv.journal.process_scan import Batch
+from tracekv.journal.records import StoreOperation, Transfer, decode
+from tracekv.journal.vocabulary import Direction, Operation, Outcome, Source, Tier
+from tracekv.views.bulk.drawing import Spans, draw
+from tracekv.views.into import Into
+from tracekv.views.runs import Segment
+from tracekv.views.story import Moved
+from tracekv.views.timeline import Bar, Lane, lane_of_store, lane_of_transfers
+
+
+def take_moves(segment: Segment, into: Into) -> None:
+    """The transfers and the operations of a store of a process; the requests that they are for are told elsewhere."""
+    for found in segment.batches_by_kind(Transfer, StoreOperation):
+        _take_transfers(segment, found[Transfer], into)
+        _take_operations(segment, found[StoreOperation], into)
+
+
+def _take_transfers(segment: Segment, batch: Batch, into: Into) -> None:
+    columns = Columns(Transfer, batch.payloads)
+    directions, sources, tiers = (columns.words() for _ in range(3))
+    requests, _, groups = (columns.ints() for _ in range(3))
+    slots, absent = columns.counts()
+    nbytes, tokens, starts, ends = (columns.ints() for _ in range(4))
+    parts = [columns.ints() for _ in range(5)]
+    columns.nil()
+    _take_odd(segment, columns, batch, into)
+    took = np.maximum(ends - starts, 0)
+    sums = (slots - absent, nbytes, tokens, took, *parts)
+    for (way, source, tier, group), rows in alike(~columns.odd, directions[0], sources[0], tiers[0], groups):
+        kind = (Direction(directions[1][way]), group, Source(sources[1][source]), Tier(tiers[1][tier]))
+        direction, _, told_by, where = kind
+        totals = [int(column[rows].sum()) for column in sums]
+        into.view.moved(Moved(direction, group, where, told_by, len(rows), 0, *totals))
+        _draw(*lane_of_transfers(*kind), rows, starts, ends, requests, batch, into)
+
+
+def _take_operations(segment: Segment, batch: Batch, into: Into) -> None:
+    columns = Columns(StoreOperation, batch.payloads)
+    operations, outcomes = columns.words(), columns.words()
+    columns.skip(3)
+    requests = columns.ints()
+    columns.skip(3)
+    nbytes = columns.ints()
+    columns.skip()
+    starts, ends = columns.ints(), columns.ints()
+    columns.skip(4)
+    columns.nil()
+    asked = columns.ints()
+    _take_odd(segment, columns, batch, into)
+    for (operation, outcome), rows in alike(~columns.odd, operations[0], outcomes[0]):
+        kind = Operation(operations[1][operation]), Outcome(outcomes[1][outcome])
+        into.view.stored(*kind, len(rows), int(asked[rows].sum()), int(nbytes[rows].sum()))
+        _draw(*lane_of_store(*kind), rows, starts, ends, requests, batch, into)
+
+
+def _take_odd(segment: Segment, columns: Columns, batch: Batch, into: Into) -> None:
+    """What failed, one by one."""
+    for at in np.flatnonzero(columns.odd).tolist():
+        record = segment.process.decoded(batch.payloads[at])
+        if record is not None:
+            into.view.feed(record)
+            into.take(into.timeline.bars(record))
+    into.view.summary.records += int((~columns.odd).sum())
+
+
+def _draw(
+    lane: Lane, name: str, rows: Rows, starts: Ints, ends: Ints, requests: Ints, batch: Batch, into: Into
+) -> None:
+    def bar(at: int) -> Bar:
+        return into.timeline.bars(decode(batch.payloads[rows[at]]))[0]
+
+    def named(places: Rows) -> Iterator[int]:
+        return (request for request in requests[rows[places]].tolist() if request != NIL)
+
+    draw(lane, name, Spans(starts[rows], ends[rows], bar, named), into)

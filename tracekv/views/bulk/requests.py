@@ -1,0 +1,69 @@
+"""What a large run tells of its requests, in order for their sake; what there is much of is drawn in bulk."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tracekv.journal.columns import Rows
+from tracekv.journal.naming import KINDS
+from tracekv.journal.records import (
+    AllocCall,
+    BindCall,
+    BuildCall,
+    Call,
+    FinishCall,
+    IdlePolls,
+    LayerHooks,
+    Lookup,
+    QueryCall,
+    Record,
+    StoreOperation,
+    Transfer,
+)
+from tracekv.views.bulk.drawing import Spans, draw
+from tracekv.views.into import Into
+from tracekv.views.runs import Segment
+from tracekv.views.timeline import Bar, Lane, lane_of, lane_of_lookup, requests_of
+
+#: Kinds that :mod:`calls`, :mod:`hooks` and :mod:`moves` take.
+_ELSEWHERE = (Call, BindCall, IdlePolls, LayerHooks, Transfer, StoreOperation)
+_KINDS = tuple(kind for kind in KINDS if kind not in _ELSEWHERE)
+#: Calls that are for requests, and frequent.
+_CALLS = frozenset((BuildCall, QueryCall, AllocCall, FinishCall))
+
+
+def take_requests(segment: Segment, into: Into) -> None:
+    """The requests of a process, and all that isn't taken elsewhere."""
+    view, timeline = into.view, into.timeline
+    for records in segment.lists(*_KINDS, *((Transfer,) if timeline.facts.has_scheduler else ())):
+        into.take(timeline.requests(records))
+        rows: defaultdict[tuple[Lane, str], list[Record]] = defaultdict(list)
+        for record in records:
+            kind = type(record)
+            if kind is Lookup:
+                rows[lane_of_lookup(record.reason)].append(record)
+            elif kind in _CALLS and record.error is None:
+                rows[lane_of(record.callback)].append(record)
+            elif kind is not Transfer:
+                view.feed(record)
+                into.take(timeline.bars(record))
+        for (lane, name), alike in rows.items():
+            view.feed_all(alike)
+            draw(lane, name, _spans(alike, into), into)
+
+
+def _spans(records: Sequence[Any], into: Into) -> Spans:
+    def bar(at: int) -> Bar:
+        return into.timeline.bars(records[at])[0]
+
+    def requests(places: Rows) -> list[int]:
+        return [request for at in places.tolist() for request in requests_of(records[at])]
+
+    starts, ends = (
+        np.array([getattr(record, name) for record in records], np.int64) for name in ("started_ns", "ended_ns")
+    )
+    return Spans(starts, ends, bar, requests)
