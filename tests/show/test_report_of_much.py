@@ -16,7 +16,7 @@ from tracekv.bench.journals import write_journals
 from tracekv.journal.records import LayerHooks
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback
-from tracekv.views import report_data
+from tracekv.views import runs
 from tracekv.views.report_data import ReportData
 
 _US = 1_000
@@ -31,7 +31,7 @@ def much(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(folder: Path, monkeypatch: pytest.MonkeyPatch, *, large: int) -> dict[str, Any]:
-    monkeypatch.setattr(report_data, "LARGE", large)
+    monkeypatch.setattr(runs, "LARGE", large)
     with scan([folder]) as found:
         return ReportData(found, most_bars=4000).build(None)
 

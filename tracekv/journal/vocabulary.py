@@ -5,7 +5,13 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 
-class Side(str, Enum):
+class Word(str, Enum):
+    """A word of a closed set: equal to its text, and hashed as it (an enumeration's own hash is computed in Python each time)."""
+
+    __hash__ = str.__hash__
+
+
+class Side(Word):
     """Which half of a connector."""
 
     SCHEDULER = "scheduler"
@@ -14,6 +20,8 @@ class Side(str, Enum):
 
 class Callback(IntEnum):
     """Every callback of the contract; the number is what a record carries (contract.md sections 1.1 and 1.2)."""
+
+    __hash__ = int.__hash__
 
     SCHEDULER_INIT = 1
     GET_NUM_NEW_MATCHED_TOKENS = 2
@@ -54,14 +62,14 @@ class Callback(IntEnum):
         return self.name.lower()
 
 
-class Direction(str, Enum):
+class Direction(Word):
     """Which way KV moves, seen from the device."""
 
     LOAD = "load"
     SAVE = "save"
 
 
-class Source(str, Enum):
+class Source(Word):
     """Where a number of bytes comes from, best first (DESIGN.md, capture)."""
 
     REPORTED = "reported"
@@ -70,7 +78,7 @@ class Source(str, Enum):
     ELIGIBLE = "eligible"
 
 
-class WatchGap(str, Enum):
+class WatchGap(Word):
     """Why the watch (``TRACEKV_WATCH``) may not have seen every byte."""
 
     RAW_ADDRESS = "raw_address"
@@ -83,7 +91,7 @@ class WatchGap(str, Enum):
     FAULT = "fault"
 
 
-class Tier(str, Enum):
+class Tier(Word):
     """Where KV came from or went to."""
 
     HOST = "host"
@@ -92,7 +100,7 @@ class Tier(str, Enum):
     REMOTE = "remote"
 
 
-class MissReason(str, Enum):
+class MissReason(Word):
     """Why a lookup offered less than the prompt allows. A miss is not an error."""
 
     NOT_READY = "not_ready"
@@ -113,7 +121,7 @@ class MissReason(str, Enum):
     ERROR = "error"
 
 
-class DropReason(str, Enum):
+class DropReason(Word):
     """Why blocks were not saved."""
 
     QUEUE_FULL = "queue_full"
@@ -126,7 +134,7 @@ class DropReason(str, Enum):
     ERROR = "error"
 
 
-class Operation(str, Enum):
+class Operation(Word):
     """What was asked of a store."""
 
     PUT = "put"
@@ -136,7 +144,7 @@ class Operation(str, Enum):
     DELETE = "delete"
 
 
-class Outcome(str, Enum):
+class Outcome(Word):
     """How a store operation ended; attempts are counted apart."""
 
     OK = "ok"
@@ -153,7 +161,7 @@ class Outcome(str, Enum):
     ERROR = "error"
 
 
-class PrefetchFate(str, Enum):
+class PrefetchFate(Word):
     """What became of a prefetched block."""
 
     USEFUL = "useful"

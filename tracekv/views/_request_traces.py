@@ -223,7 +223,7 @@ class RequestTraces:
         for request_id, tokens in zip(record.request_ids, record.scheduled_tokens, strict=False):
             known = self._open.get(request_id)
             if known is not None:
-                known.story.scheduled(record, tokens)
+                known.story.scheduled((record,), tokens)
                 self._open.move_to_end(request_id)
 
     def polled(self, record: FinishedCall) -> list[Span]:

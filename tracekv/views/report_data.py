@@ -35,8 +35,6 @@ MOST_EXPLAINED = 100
 _FORK_FROM = 50_000
 #: Records of a part that take as long as explaining one request, about.
 _EXPLANATION = 1300
-#: Records of a process from which on its calls are taken in bulk.
-LARGE = 50_000
 #: Records at either end of a process that tell how long it ran, and lanes that share its bars.
 _EDGE, _LANES = 256, 16
 
@@ -261,7 +259,7 @@ class ReportData:
         offset = segment.offset_ns
         begin, end = (0, 1 << 63) if window is None else (window[0] - offset, window[1] - offset)
         most = max(1000, self._most_bars // len(self._segments))
-        if segment.last - segment.first >= LARGE:
+        if segment.is_large:
             into = Into(SummaryView(), Timeline(segment.facts), Picture(most, _width(segment, most)), begin, end)
             from tracekv.views.bulk import take_in_bulk  # numpy's import takes longer than a small report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -76,15 +76,27 @@ def _take_calls(segment: Segment, rows: dict[int, RequestRow], clock: Callable[[
 
 def _take_loads(segment: Segment, rows: dict[int, RequestRow], clock: Callable[[int], int]) -> None:
     stalls: dict[int, int] = {}
-    for record in segment.select(Transfer):
-        if isinstance(record, Transfer) and record.direction is Direction.LOAD and record.source is Source.REPORTED:
-            row = rows.get(record.request_id)
-            if row is not None:
-                row.last_ns = max(row.last_ns, clock(record.ended_ns))
-                row.loaded_bytes += record.nbytes
-                stalls[record.request_id] = stalls.get(record.request_id, 0) + record.stall_ns
+    for request_id, ended_ns, nbytes, stall_ns in _loads(segment):
+        row = rows.get(request_id)
+        if row is not None:
+            row.last_ns = max(row.last_ns, clock(ended_ns))
+            row.loaded_bytes += nbytes
+            stalls[request_id] = stalls.get(request_id, 0) + stall_ns
     for request_id, stall_ns in stalls.items():
         rows[request_id].stall_ns = max(rows[request_id].stall_ns, stall_ns)
+
+
+def _loads(segment: Segment) -> Iterable[tuple[int, int, int, int]]:
+    """Request, end, bytes and stall of loads, several of a request in one where that is known."""
+    if segment.is_large:
+        from tracekv.views.bulk.loads import loads_of  # numpy's import takes longer than a small journal
+
+        return loads_of(segment)
+    return (
+        (record.request_id, record.ended_ns, record.nbytes, record.stall_ns)
+        for record in segment.select(Transfer)
+        if isinstance(record, Transfer) and record.direction is Direction.LOAD and record.source is Source.REPORTED
+    )
 
 
 def slowest(rows: Sequence[RequestRow], most: int) -> list[RequestRow]:

@@ -15,6 +15,8 @@ from tracekv.views import ids
 from tracekv.views.clock import unix_offsets
 from tracekv.views.facts import Facts
 
+#: Records of a process from which on they are taken in bulk.
+LARGE = 50_000
 #: Requests whose records are kept.
 _KEPT = 8
 
@@ -48,6 +50,11 @@ class Segment:
     def is_latest(self) -> bool:
         """Whether the process has had no engine after this one."""
         return self.last == self.process.next_sequence
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its records are better taken in bulk (:mod:`tracekv.views.bulk`) than one by one."""
+        return self.last - self.first >= LARGE
 
     def select(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[Record]:
         """As :meth:`ProcessScan.select`, within this part."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracekv.journal.records import (
@@ -60,6 +60,26 @@ class Stories:
         take = _TAKES.get(type(record))
         return take(self, record) if take is not None else []
 
+    def feed_all(self, records: Iterable[Record]) -> list[Story]:
+        """Take records in their order; the stories that they end."""
+        ended: list[Story] = []
+        passes: list[BuildCall] = []
+        for record in records:
+            if type(record) is BuildCall:
+                # A run's passes are mostly of the same requests as the one before.
+                if passes and not _are_alike(passes[0], record):
+                    self._scheduled(passes)
+                    passes = []
+                passes.append(record)
+                continue
+            take = _TAKES.get(type(record))
+            if take is not None:
+                self._scheduled(passes)
+                passes = []
+                ended += take(self, record)
+        self._scheduled(passes)
+        return ended
+
     def lost(self, count: int) -> None:
         """``count`` records were overwritten unread."""
         for known in self._open.values():
@@ -69,25 +89,34 @@ class Stories:
         """No more records come: the stories that are still open, as abandoned."""
         return [self._end(request_id, "abandoned", 0) for request_id in list(self._open)]
 
-    def _call(self, record: QueryCall | AllocCall | FinishCall | RequestResetCall | CancelLoadCall) -> list[Story]:
+    def _queried(self, record: QueryCall) -> list[Story]:
+        ended, known = self._of(record.request_id, record.started_ns)
+        known.story.queried(record)
+        known.query_ended_ns = record.ended_ns
+        known.take_lookups()
+        return ended
+
+    def _allocated(self, record: AllocCall) -> list[Story]:
+        ended, known = self._of(record.request_id, record.started_ns)
+        known.story.allocated(record)
+        return ended
+
+    def _reset(self, record: RequestResetCall) -> list[Story]:
+        ended, known = self._of(record.request_id, record.started_ns)
+        known.story.reset(record)
+        return ended
+
+    def _cancelled(self, record: CancelLoadCall) -> list[Story]:
+        return self._of(record.request_id, record.started_ns)[0]
+
+    def _finished(self, record: FinishCall) -> list[Story]:
         request_id = record.request_id
-        if isinstance(record, FinishCall) and request_id in self._ended and request_id not in self._open:
+        if request_id in self._ended and request_id not in self._open:
             return []  # announced twice (contract-v2.md section 4): the story has been told
         ended, known = self._of(request_id, record.started_ns)
-        story = known.story
-        match record:
-            case QueryCall():
-                story.queried(record)
-                known.query_ended_ns = record.ended_ns
-                known.take_lookups()
-            case AllocCall():
-                story.allocated(record)
-            case RequestResetCall():
-                story.reset(record)
-            case FinishCall():
-                story.finished(record)
-                if story.held_since_ns is None:
-                    ended.append(self._end(request_id, "finished", record.ended_ns))
+        known.story.finished(record)
+        if known.story.held_since_ns is None:
+            ended.append(self._end(request_id, "finished", record.ended_ns))
         return ended
 
     def _looked_up(self, record: Lookup) -> list[Story]:
@@ -115,13 +144,24 @@ class Stories:
         return []
 
     def _built(self, record: BuildCall) -> list[Story]:
+        self._scheduled([record])
+        return []
+
+    def _scheduled(self, passes: Sequence[BuildCall]) -> None:
+        """Take passes that are alike."""
+        if not passes:
+            return
         opened = self._open
-        for request_id, tokens in zip(record.request_ids, record.scheduled_tokens, strict=False):
+        tokens = (
+            map(sum, zip(*[each.scheduled_tokens for each in passes], strict=True))
+            if len(passes) > 1
+            else passes[0].scheduled_tokens
+        )
+        for request_id, scheduled in zip(passes[0].request_ids, tokens, strict=False):
             known = opened.get(request_id)
             if known is not None:
-                known.story.scheduled(record, tokens)
+                known.story.scheduled(passes, scheduled)
                 opened.move_to_end(request_id)
-        return []
 
     def _moment(self, record: Drop | Prefetch | Finding) -> list[Story]:
         known = None if record.request_id is None else self._open.get(record.request_id)
@@ -168,8 +208,16 @@ class Stories:
         return story
 
 
+def _are_alike(one: BuildCall, other: BuildCall) -> bool:
+    return one.request_ids == other.request_ids and len(one.scheduled_tokens) == len(other.scheduled_tokens)
+
+
 _TAKES: dict[type[Record], Callable[[Stories, Any], list[Story]]] = {
-    **dict.fromkeys((QueryCall, AllocCall, FinishCall, RequestResetCall, CancelLoadCall), Stories._call),
+    QueryCall: Stories._queried,
+    AllocCall: Stories._allocated,
+    FinishCall: Stories._finished,
+    RequestResetCall: Stories._reset,
+    CancelLoadCall: Stories._cancelled,
     Transfer: Stories._moved,
     BuildCall: Stories._built,
     FinishedCall: Stories._polled,

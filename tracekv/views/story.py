@@ -6,6 +6,8 @@ that the records don't say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tracekv.journal.records import (
@@ -170,7 +172,7 @@ class Story(msgspec.Struct):
         match record:
             case BuildCall():
                 if request_id in record.request_ids:
-                    self.scheduled(record, record.scheduled_tokens[record.request_ids.index(request_id)])
+                    self.scheduled((record,), record.scheduled_tokens[record.request_ids.index(request_id)])
             case FinishedCall():
                 self.polled(record)
             case Enqueued(request_id=same) if same == request_id:
@@ -241,16 +243,17 @@ class Story(msgspec.Struct):
         self.allocated_pages = [count_pages(slots) for slots in record.pages]
         self._touch(record.ended_ns)
 
-    def scheduled(self, record: BuildCall, tokens: int) -> None:
-        """The request is part of a pass."""
-        self.steps += 1
+    def scheduled(self, passes: Sequence[BuildCall], tokens: int) -> None:
+        """The request is part of some passes, which follow one another, with so many tokens together."""
+        last = passes[-1]
+        self.steps += len(passes)
         self.scheduled_tokens += tokens
-        self.last_step = record.step
+        self.last_step = last.step
         if self.first_pass_ns is None:
-            self.first_step, self.first_pass_ns = record.step, record.started_ns
+            self.first_step, self.first_pass_ns = passes[0].step, passes[0].started_ns
         # As _touch does; a long run has millions of these.
-        if record.ended_ns > self.last_ns:
-            self.last_ns = record.ended_ns
+        if last.ended_ns > self.last_ns:
+            self.last_ns = last.ended_ns
 
     def transferred(self, record: Transfer) -> None:
         """KV moved."""
@@ -348,10 +351,11 @@ class Story(msgspec.Struct):
 
     def _moved(self, direction: Direction, layer_group: int, tier: Tier, source: Source) -> Moved:
         for known in self.moved:
-            if known.layer_group == layer_group and (known.direction, known.tier, known.source) == (
-                direction,
-                tier,
-                source,
+            if (
+                known.layer_group == layer_group
+                and known.direction is direction
+                and known.tier is tier
+                and known.source is source
             ):
                 return known
         fresh = Moved(direction, layer_group, tier, source)

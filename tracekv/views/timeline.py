@@ -47,6 +47,8 @@ from tracekv.views.story import Story
 class Row(IntEnum):
     """Kinds of lanes, in the order in which they stand below a process."""
 
+    __hash__ = int.__hash__
+
     REQUESTS = 0
     EVENTS = 1
     LOOKUPS = 2
@@ -165,8 +167,7 @@ class Timeline:
         # Only the process with the scheduler knows of requests; others move their part of them.
         if not self.facts.has_scheduler:
             return []
-        feed = self._stories.feed
-        return [_request(story) for record in records for story in feed(record)]
+        return [_request(story) for story in self._stories.feed_all(records)]
 
     def close(self) -> list[Bar]:
         """No more records come: the requests that are still open."""

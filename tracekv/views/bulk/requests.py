@@ -24,10 +24,11 @@ from tracekv.journal.records import (
     StoreOperation,
     Transfer,
 )
+from tracekv.journal.vocabulary import MissReason
 from tracekv.views.bulk.drawing import Spans, draw
 from tracekv.views.into import Into
 from tracekv.views.runs import Segment
-from tracekv.views.timeline import Bar, Lane, lane_of, lane_of_lookup, requests_of
+from tracekv.views.timeline import Bar, lane_of, lane_of_lookup, requests_of
 
 #: Kinds that :mod:`calls`, :mod:`hooks` and :mod:`moves` take.
 _ELSEWHERE = (Call, BindCall, IdlePolls, LayerHooks, Transfer, StoreOperation)
@@ -41,19 +42,21 @@ def take_requests(segment: Segment, into: Into) -> None:
     view, timeline = into.view, into.timeline
     for records in segment.lists(*_KINDS, *((Transfer,) if timeline.facts.has_scheduler else ())):
         into.take(timeline.requests(records))
-        rows: defaultdict[tuple[Lane, str], list[Record]] = defaultdict(list)
+        calls: defaultdict[int, list[Record]] = defaultdict(list)
+        lookups: defaultdict[MissReason | None, list[Record]] = defaultdict(list)
         for record in records:
             kind = type(record)
-            if kind is Lookup:
-                rows[lane_of_lookup(record.reason)].append(record)
-            elif kind in _CALLS and record.error is None:
-                rows[lane_of(record.callback)].append(record)
+            if kind in _CALLS and record.error is None:
+                calls[record.callback].append(record)
+            elif kind is Lookup:
+                lookups[record.reason].append(record)
             elif kind is not Transfer:
                 view.feed(record)
                 into.take(timeline.bars(record))
-        for (lane, name), alike in rows.items():
-            view.feed_all(alike)
-            draw(lane, name, _spans(alike, into), into)
+        for of_kind, lane in ((calls, lane_of), (lookups, lane_of_lookup)):
+            for what, alike in of_kind.items():
+                view.feed_all(alike)
+                draw(*lane(what), _spans(alike, into), into)
 
 
 def _spans(records: Sequence[Any], into: Into) -> Spans:

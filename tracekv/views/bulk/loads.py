@@ -1,0 +1,61 @@
+"""What the loads of a large run come to, by request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tracekv.journal.columns import Columns
+from tracekv.journal.records import Transfer
+from tracekv.journal.vocabulary import Direction, Source
+from tracekv.views.runs import Segment
+
+
+class Loads(NamedTuple):
+    """Reported loads of one request, some of them or all."""
+
+    request_id: int
+    last_ended_ns: int
+    nbytes: int
+    stall_ns: int
+
+
+def loads_of(segment: Segment) -> Iterator[Loads]:
+    """The loads of a process; a request may come several times."""
+    for found in segment.batches_by_kind(Transfer):
+        payloads = found[Transfer].payloads
+        columns = Columns(Transfer, payloads)
+        directions, sources = columns.words(), columns.words()
+        columns.skip()
+        requests = columns.ints()
+        columns.skip(3)
+        nbytes = columns.ints()
+        columns.skip(2)
+        ended = columns.ints()
+        columns.skip(4)
+        stalls = columns.ints()
+        for at in np.flatnonzero(columns.odd).tolist():
+            record = segment.process.decoded(payloads[at])
+            if isinstance(record, Transfer) and _is_load(record.direction, record.source):
+                yield Loads(record.request_id, record.ended_ns, record.nbytes, record.stall_ns)
+        is_load = ~columns.odd
+        for (which, texts), wanted in ((directions, Direction.LOAD), (sources, Source.REPORTED)):
+            is_load &= np.array([text == wanted.value for text in texts], bool)[which] if texts else False
+        rows = np.flatnonzero(is_load)
+        rows = rows[np.argsort(requests[rows], kind="stable")]
+        if not rows.size:
+            continue
+        first = np.flatnonzero(np.diff(requests[rows], prepend=requests[rows[0]] - 1))
+        yield from map(
+            Loads,
+            requests[rows[first]].tolist(),
+            np.maximum.reduceat(ended[rows], first).tolist(),
+            np.add.reduceat(nbytes[rows], first).tolist(),
+            np.add.reduceat(stalls[rows], first).tolist(),
+        )
+
+
+def _is_load(direction: Direction, source: Source) -> bool:
+    return direction is Direction.LOAD and source is Source.REPORTED
