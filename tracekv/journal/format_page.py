@@ -194,7 +194,7 @@ def _plain(text: str) -> str:
 
 def _words() -> Iterator[str]:
     for name, words in inspect.getmembers(vocabulary, inspect.isclass):
-        if words in (Enum, IntEnum) or not issubclass(words, Enum):
+        if not issubclass(words, Enum) or not len(words):
             continue
         is_number = issubclass(words, IntEnum)
         values = ", ".join(f"{word.value} {word.name.lower()}" if is_number else f"`{word.value}`" for word in words)
