@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tracekv.bench.rounds import Spread, interleave
 #: A request of each run.
 _REQUEST = 2050
 _SAMPLE_S = 0.02
+#: Runs of each command whose memory is looked at.
+_MEMORY_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Opening:
     Attributes:
         seconds: From the start of its process to its end.
         cpu_s: Of all cores, its children's included: what a busy machine changes less.
-        peak_mb: Memory (PSS) of it and its children together, at the most that was seen; looked at every 20 ms.
+        peak_mb: Memory (PSS) of it and its children together, at the most that was seen; looked at every 20 ms, in runs of their own:
+            the kernel walks all pages for each look, and the command waits for it.
     """
 
     name: str
@@ -62,17 +66,16 @@ def measure(rounds: int, records: int) -> OpeningCost:
             "report": ["report", str(directory), "-o", str(Path(folder) / "report.html"), "--no-rules"],
             "rules": ["explain", "--violations", str(directory)],
         }
-        peaks: dict[str, list[float]] = {name: [] for name in commands}
         cpus: dict[str, list[float]] = {name: [] for name in commands}
 
         def run(name: str) -> float:
             before = _cpu_of_children()
-            seconds, peak_mb = _run(commands[name])
-            peaks[name].append(peak_mb)
+            seconds = _timed(commands[name])
             cpus[name].append(_cpu_of_children() - before)
             return seconds
 
         seconds = interleave({name: lambda name=name: run(name) for name in commands}, rounds)  # type: ignore[misc]  # a default binds
+        peaks = {name: [_peak_mb(commands[name]) for _ in range(_MEMORY_ROUNDS)] for name in commands}
     found = tuple(
         Opening(name, Spread.of(seconds[name]), Spread.of(cpus[name]), Spread.of(peaks[name])) for name in commands
     )
@@ -85,26 +88,41 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _run(arguments: Sequence[str]) -> tuple[float, float]:
-    """Wall seconds and peak memory in MB of one command."""
+def _timed(arguments: Sequence[str]) -> float:
+    """Wall seconds of one command."""
+    began = time.perf_counter()
+    with _running(arguments) as process:
+        process.wait()
+        return time.perf_counter() - began
+
+
+def _peak_mb(arguments: Sequence[str]) -> float:
+    """Peak memory in MB of one command."""
+    peak = 0
+    with _running(arguments) as process:
+        while process.poll() is None:
+            peak = max(peak, _tree_pss(process.pid))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_SAMPLE_S)
+    return peak / 1e6
+
+
+@contextlib.contextmanager
+def _running(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A command's process, to be waited for.
+
+    Raises:
+        RuntimeError: It failed, with what it said.
+    """
     with tempfile.TemporaryFile() as said:
-        began = time.perf_counter()
         command = [sys.executable, "-m", "tracekv.cli", *arguments]
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        peak = 0
-        while True:
-            peak = max(peak, _tree_pss(process.pid))
-            try:
-                code = process.wait(_SAMPLE_S)
-            except subprocess.TimeoutExpired:
-                continue
-            break
-        seconds = time.perf_counter() - began
+        yield process
+        code = process.wait()
         if code:
             said.seek(0)
             told = said.read().decode(errors="replace").strip()
             raise RuntimeError(f"tracekv: `tracekv {arguments[0]}` ended with {code}: {told[-500:]}")
-    return seconds, peak / 1e6
 
 
 def _tree_pss(pid: int) -> int:
@@ -129,8 +147,8 @@ def body(cost: OpeningCost) -> str:
         rows.append((f"`{_SHOWN[each.name]}`", each.seconds, seconds, each.cpu_s, each.peak_mb, memory))
     told = (
         f"{page.machine('msgspec', 'rich')}. A directory of {cost.records:,} records ({cost.journal_mb:,.0f} MB) of four runs "
-        f"of two ranks, half as ring files, half as archives; {cost.rounds} rounds, a process of its own each time. The last row "
-        "judges every record; the others run no rules, but `explain` those of its one request."
+        f"of two ranks, half as ring files, half as archives; {cost.rounds} rounds, a process of its own each time, and two more for "
+        "the memory. The last row judges every record; the others run no rules, but `explain` those of its one request."
     )
     return f"{told}\n\n{page.table(('', 's', 'goal', 'CPU s', 'MB', 'goal'), rows)}"
 
