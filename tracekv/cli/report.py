@@ -14,8 +14,7 @@ from rich.console import Console
 
 from tracekv import settings as settings_module
 from tracekv.agent.paths import NoJournals
-from tracekv.cli._explaining import Teller
-from tracekv.cli._judging import as_shown, find_all, is_of_run, violations
+from tracekv.cli._choosing import Chooser
 from tracekv.cli._opening import Paths, progress_bar, scanned
 from tracekv.cli._output import CannotWrite, output_file
 from tracekv.journal.scan import Scan
@@ -47,15 +46,15 @@ def report(
     try:
         hashed = settings_module.load().hash_request_ids
         with scanned(paths or []) as scan:
-            teller = Teller(scan, hashed=hashed, trace_url="")
-            chosen = _chosen(teller, requests or [])
+            chooser = Chooser(scan, hashed=hashed)
+            chosen = _chosen(chooser, requests or [])
             parts = ReportData(scan, hashed=hashed, chosen=chosen)
             findings, counts = _findings(scan, parts.runs, hashed=hashed) if rules else (None, {})
             with progress_bar("reporting") as tell, _uncollected():
                 data = parts.build(findings, tell) | counts
                 with output_file(output) as file:
                     file.write(page("tracekv report", SCRIPTS, data))
-            for note in teller.notes:
+            for note in chooser.notes:
                 errors.print(note, markup=False)
     except (NoJournals, SettingsError, CannotWrite) as error:
         errors.print(str(error), markup=False)
@@ -74,14 +73,21 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _chosen(teller: Teller, requests: Sequence[str]) -> list[tuple[Run, int]]:
-    runs = teller.runs(None) if requests else []
-    found = [teller.find(request, runs) for request in requests]
+def _chosen(chooser: Chooser, requests: Sequence[str]) -> list[tuple[Run, int]]:
+    runs = chooser.runs(None) if requests else []
+    found = [chooser.find(request, runs) for request in requests]
     return [(each.run, each.request_id) for each in found if each.request_id is not None]
 
 
 def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The findings that are shown, and how many there are in all, by rule those that aren't shown."""
+    from tracekv.cli._judging import (  # importing the rules takes as long as a small report
+        as_shown,
+        find_all,
+        is_of_run,
+        violations,
+    )
+
     with progress_bar("rules") as tell:
         checker = find_all(scan.processes, progress=lambda done: tell(done, scan.records))
     shown = []

@@ -197,7 +197,7 @@ class Columns:
         marker = self._bytes[self._at]
         short = (marker & 0xF0) == 0x90
         long = marker == _ARRAY_16
-        counts = np.where(short, marker & 15, -1).astype(np.int64)
+        counts = np.where(short, marker.astype(np.int64) & 15, -1)
         counts[long] = self._numbers[2][self._at[long] + 1]
         return counts, self._at + np.where(long, 3, 1)
 
