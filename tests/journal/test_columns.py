@@ -6,12 +6,22 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekv.journal.columns import NIL, Columns, alike
-from tracekv.journal.records import Call, Finding, FinishedCall, LayerHooks, StoreOperation, Transfer
-from tracekv.journal.vocabulary import Direction, Operation, Outcome, Source, Tier
+from tracekv.journal.records import (
+    Call,
+    Drop,
+    Finding,
+    FinishedCall,
+    LayerHooks,
+    RequestResetCall,
+    StoreOperation,
+    Transfer,
+)
+from tracekv.journal.vocabulary import Direction, DropReason, Operation, Outcome, Source, Tier
 
 encode = msgspec.msgpack.encode
 numbers = st.one_of(st.integers(0, 300), st.integers(-(1 << 62), 1 << 62))
@@ -37,7 +47,7 @@ def nil(value: int | None) -> int:
 @given(st.lists(transfers, max_size=12))
 def test_numbers_words_and_lists_are_those_of_the_records(records: list[Transfer]) -> None:
     columns = Columns(Transfer, list(map(encode, records)))
-    words = [columns.words() for _ in range(3)]
+    words = [columns.words(kind) for kind in (Direction, Source, Tier)]
     heads = [columns.ints() for _ in range(3)]
     slots, absent = columns.counts()
     rest = [columns.ints() for _ in range(9)]
@@ -46,7 +56,7 @@ def test_numbers_words_and_lists_are_those_of_the_records(records: list[Transfer
     for at, record in enumerate(records):
         if record.error is None:
             told = msgspec.structs.astuple(record)
-            assert tuple(names[which[at]] for which, names in words) == tuple(word.value for word in told[:3])
+            assert tuple(found[which[at]] for which, found in words) == told[:3]
             assert [column[at] for column in heads] == list(told[3:6])
             assert (slots[at], absent[at]) == (len(record.pages), sum(page < 0 for page in record.pages))
             assert [column[at] for column in rest] == list(told[7:16])
@@ -114,6 +124,25 @@ def test_what_is_damaged_harms_no_other_and_reads_nothing_outside(records: list[
         if at != which:
             assert not columns.odd[at]
             assert (requests[at], started[at]) == (record.request_id, record.started_ns)
+
+
+def test_a_word_that_this_version_does_not_know_is_odd() -> None:
+    known = msgspec.msgpack.decode(encode(Drop(1, Direction.SAVE, DropReason.NO_SPACE, None, None, 1, 1)))
+    others = [[*known[:2], word, *known[3:]] for word in ("sideways", "", None, 7, "save")]
+    columns = Columns(Drop, list(map(encode, [known, *others])))
+    assert columns.ints().tolist() == [1] * 6
+    which, words = columns.words(Direction)
+    assert columns.odd.tolist() == [False, True, True, True, True, False]
+    assert words[which[0]] is words[which[5]] is Direction.SAVE
+
+
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+def test_a_number_that_a_column_cannot_hold_is_odd(number: int) -> None:
+    columns = Columns(RequestResetCall, [encode(RequestResetCall(10, 1, 2, 3, None, each)) for each in (number, 5)])
+    columns.skip(5)
+    requests = columns.ints()
+    assert columns.odd.tolist() == [True, False]
+    assert requests[1] == 5
 
 
 def test_a_record_of_another_kind_or_with_fewer_fields_is_odd() -> None:

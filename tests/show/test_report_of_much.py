@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from tests.show.conftest import Write
-from tests.views.sample_run import bound, bring_up, call, idle
+from tests.views.sample_run import bound, bring_up, call, finished, idle, queried, stored, transferred
 from tracekv.bench.journals import write_journals
-from tracekv.journal.records import LayerHooks
+from tracekv.journal.records import LayerHooks, Transfer
 from tracekv.journal.scan import scan
-from tracekv.journal.vocabulary import Callback
+from tracekv.journal.vocabulary import Callback, Direction, Outcome, Source, Tier
 from tracekv.views import runs
 from tracekv.views.report_data import ReportData
 
@@ -94,6 +94,45 @@ def test_what_raised_and_what_was_not_called_is_told_in_bulk_as_one_by_one(
     assert in_bulk["summary"] == one_by_one["summary"]
     assert {each["errors"] for each in in_bulk["summary"]["callbacks"] if each["name"] == "worker.start_load_kv"} == {6}
     assert lanes(in_bulk) == lanes(one_by_one)
+
+
+#: A transfer of a version that has one more direction.
+Newer = msgspec.defstruct("Newer", Transfer.__struct_fields__, array_like=True, tag=Transfer.__struct_config__.tag)
+
+
+def moves() -> list[Any]:
+    """Requests with transfers and store operations: some failed, some only planned, of huge ids, for none, or of a newer version."""
+    records: list[Any] = bring_up()
+    for number in range(200):
+        at = number * _PASS_NS
+        request_id = (1 << 63) + number if number % 20 == 0 else number
+        shift = {"request_id": request_id, "error": "OSError" if number % 9 == 0 else None}
+        source = Source.PLANNED if number % 7 == 0 else Source.REPORTED
+        outcome = Outcome.TIMEOUT if number % 11 == 0 else Outcome.OK
+        records += [
+            queried(at + 1 * _US, at + 2 * _US, request_id),
+            transferred(Direction.LOAD, 0, [4, -1, 6], 80, at + 3 * _US, at + 5 * _US, source=source, **shift),
+            transferred(Direction.SAVE, 1, [7], 90, at + 3 * _US, at + 900 * _US, tier=Tier.DISK, **shift),
+            stored(at + 4 * _US, at + 5 * _US, request_id=None if number % 5 == 0 else request_id, outcome=outcome),
+            finished(at + 7 * _US, at + 8 * _US, request_id),
+        ]
+    newer = Newer(*msgspec.structs.astuple(transferred(Direction.LOAD, 0, [4], 80, 1, 2)))
+    return [*records, msgspec.structs.replace(newer, direction="sideways")]
+
+
+def test_moves_of_every_kind_are_told_in_bulk_as_one_by_one(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(moves())
+    one_by_one, in_bulk = built(folder, monkeypatch, large=1 << 40), built(folder, monkeypatch, large=1)
+
+    assert in_bulk["summary"] == one_by_one["summary"]
+    assert in_bulk["requests"] == one_by_one["requests"]
+    assert lanes(in_bulk) == lanes(one_by_one)
+    moved = [each for group in in_bulk["summary"]["groups"] for each in group["moved"]]
+    assert {(each["direction"], each["failures"]) for each in moved if each["failures"]} == {
+        ("load", 4),
+        ("load", 19),
+        ("save", 23),
+    }
 
 
 def test_the_sums_tell_one_call_more(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
-
 from tracekv.journal import archive
+from tracekv.journal.arrays import np, npt
 from tracekv.journal.frames import ArchiveScan, Kinds, crc_over
 from tracekv.journal.layout import FRAME_BYTES, FRAME_FIELDS, SLOT_BYTES, Area
 
@@ -35,6 +33,7 @@ def take_ring(view: memoryview, area: Area, position: int, stop: int, kinds: Kin
     positions = np.arange(position, stop)
     found = positions[table["position"][positions % slots] == positions]
     heads = table[found % slots]
+    del table  # what is interrupted below must not hold the file
     lengths = heads["length"].astype(np.int64)
     nexts = found + (FRAME_BYTES + lengths + SLOT_BYTES - 1) // SLOT_BYTES
     if not found.size or (lengths > slots * SLOT_BYTES - FRAME_BYTES).any() or (found[1:] < nexts[:-1]).any():

@@ -9,17 +9,18 @@ Needs numpy, which the core doesn't: only views of large runs import this.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from tracekv.journal.arrays import np, npt
 from tracekv.journal.records import Record
+from tracekv.journal.vocabulary import Word
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
 """Places in a batch, or in what was chosen of it."""
 
 _Bytes = npt.NDArray[np.uint8]
+W = TypeVar("W", bound=Word)
 
 #: What :meth:`Columns.ints` gives for nil.
 NIL = -(1 << 63)
@@ -75,7 +76,7 @@ class Columns:
         self._odd_unless(self.ints() == kind.__struct_config__.tag)
 
     def ints(self) -> Ints:
-        """The next field, a number, a truth, or :data:`NIL` for nil."""
+        """The next field, a number below 2**63, a truth, or :data:`NIL` for nil."""
         self._expect_field()
         values = self._ints()
         self._check()
@@ -85,30 +86,32 @@ class Columns:
         """The next field has to be nil."""
         self._odd_unless(self.ints() == NIL)
 
-    def words(self) -> tuple[Ints, list[str]]:
-        """The next field, one of few short texts (or nil, which is ``""``): the number of each one's text, and the texts."""
+    def words(self, kind: type[W]) -> tuple[Ints, list[W]]:
+        """The next field, a word of a closed set: which of those that there are each one is, and these."""
         self._expect_field()
-        texts: list[str] = []
+        words: list[W] = []
         found = np.zeros(len(self._at), np.int64)
         left = np.arange(len(self._at))
         while left.size:
             begin = int(self._at[left[0]])
             marker = int(self._bytes[begin])
             length = marker & 31 if marker & 0xE0 == 0xA0 else 0
-            word = self._bytes[begin : begin + 1 + length]
+            text = self._bytes[begin : begin + 1 + length]
             is_same = self._bytes[self._at[left]] == marker
             for at in range(1, 1 + length):
-                is_same &= self._bytes[self._at[left] + at] == word[at]
+                is_same &= self._bytes[self._at[left] + at] == text[at]
             same = left[is_same]
-            if length or marker in (0xA0, 0xC0):
-                found[same] = len(texts)
-                texts.append(bytes(word[1:]).decode(errors="replace"))
-            else:
+            try:
+                word = kind(bytes(text[1:]).decode())
+            except ValueError:  # a newer version's, or no text
                 self.odd[same] = True
+            else:
+                found[same] = len(words)
+                words.append(word)
             self._at[same] += 1 + length
             left = left[~is_same]
         self._check()
-        return found, texts
+        return found, words
 
     def blobs(self) -> tuple[Ints, Ints]:
         """The next field, bytes: where they begin, for :meth:`read`, and how many they are."""
@@ -189,6 +192,8 @@ class Columns:
             if is_signed.any():
                 signed = read.astype(f"u{width}").view(f"i{width}")
                 values[here] = np.where(is_signed, signed, values[here])
+            if width == 8 and (too_large := ~is_signed & (values[here] < 0)).any():
+                self.odd[np.arange(len(self._at))[rows][here][too_large]] = True
         self._at[rows] = at + np.where(following == _ODD, 0, following) + 1
         return values
 

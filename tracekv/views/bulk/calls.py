@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from tracekv.journal.arrays import np, npt
 from tracekv.journal.columns import Columns, Ints, Rows, alike
 from tracekv.journal.process_scan import Batch
 from tracekv.journal.records import BindCall, Call, IdlePolls, Record, decode

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
+from tracekv.journal.arrays import np
 from tracekv.journal.columns import Ints, Rows
 from tracekv.views.into import Into
 from tracekv.views.summary import SummaryView

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
+from tracekv.journal.arrays import np, npt
 from tracekv.journal.columns import Columns, Ints, alike
 from tracekv.journal.records import LayerHooks, decode, in_ns
 from tracekv.journal.vocabulary import Callback

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from tracekv.journal.columns import Columns
+from tracekv.journal.arrays import np, npt
+from tracekv.journal.columns import Columns, Ints
 from tracekv.journal.records import Transfer
-from tracekv.journal.vocabulary import Direction, Source
+from tracekv.journal.vocabulary import Direction, Source, Word
 from tracekv.views.runs import Segment
 
 
@@ -27,7 +26,7 @@ def loads_of(segment: Segment) -> Iterator[Loads]:
     for found in segment.batches_by_kind(Transfer):
         payloads = found[Transfer].payloads
         columns = Columns(Transfer, payloads)
-        directions, sources = columns.words(), columns.words()
+        directions, sources = columns.words(Direction), columns.words(Source)
         columns.skip()
         requests = columns.ints()
         columns.skip(3)
@@ -40,9 +39,7 @@ def loads_of(segment: Segment) -> Iterator[Loads]:
             record = segment.process.decoded(payloads[at])
             if isinstance(record, Transfer) and _is_load(record.direction, record.source):
                 yield Loads(record.request_id, record.ended_ns, record.nbytes, record.stall_ns)
-        is_load = ~columns.odd
-        for (which, texts), wanted in ((directions, Direction.LOAD), (sources, Source.REPORTED)):
-            is_load &= np.array([text == wanted.value for text in texts], bool)[which] if texts else False
+        is_load = ~columns.odd & _is(Direction.LOAD, *directions) & _is(Source.REPORTED, *sources)
         rows = np.flatnonzero(is_load)
         rows = rows[np.argsort(requests[rows], kind="stable")]
         if not rows.size:
@@ -55,6 +52,10 @@ def loads_of(segment: Segment) -> Iterator[Loads]:
             np.add.reduceat(nbytes[rows], first).tolist(),
             np.add.reduceat(stalls[rows], first).tolist(),
         )
+
+
+def _is(wanted: Word, which: Ints, words: Sequence[Word]) -> npt.NDArray[np.bool_]:
+    return which == words.index(wanted) if wanted in words else np.zeros(len(which), bool)
 
 
 def _is_load(direction: Direction, source: Source) -> bool:

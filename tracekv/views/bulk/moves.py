@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
+from tracekv.journal.arrays import np
 from tracekv.journal.columns import NIL, Columns, Ints, Rows, alike
 from tracekv.journal.process_scan import Batch
 from tracekv.journal.records import StoreOperation, Transfer, decode
@@ -26,7 +25,7 @@ def take_moves(segment: Segment, into: Into) -> None:
 
 def _take_transfers(segment: Segment, batch: Batch, into: Into) -> None:
     columns = Columns(Transfer, batch.payloads)
-    directions, sources, tiers = (columns.words() for _ in range(3))
+    directions, sources, tiers = columns.words(Direction), columns.words(Source), columns.words(Tier)
     requests, _, groups = (columns.ints() for _ in range(3))
     slots, absent = columns.counts()
     nbytes, tokens, starts, ends = (columns.ints() for _ in range(4))
@@ -36,16 +35,15 @@ def _take_transfers(segment: Segment, batch: Batch, into: Into) -> None:
     took = np.maximum(ends - starts, 0)
     sums = (slots - absent, nbytes, tokens, took, *parts)
     for (way, source, tier, group), rows in alike(~columns.odd, directions[0], sources[0], tiers[0], groups):
-        kind = (Direction(directions[1][way]), group, Source(sources[1][source]), Tier(tiers[1][tier]))
-        direction, _, told_by, where = kind
+        direction, told_by, where = directions[1][way], sources[1][source], tiers[1][tier]
         totals = [int(column[rows].sum()) for column in sums]
         into.view.moved(Moved(direction, group, where, told_by, len(rows), 0, *totals))
-        _draw(*lane_of_transfers(*kind), rows, starts, ends, requests, batch, into)
+        _draw(*lane_of_transfers(direction, group, told_by, where), rows, starts, ends, requests, batch, into)
 
 
 def _take_operations(segment: Segment, batch: Batch, into: Into) -> None:
     columns = Columns(StoreOperation, batch.payloads)
-    operations, outcomes = columns.words(), columns.words()
+    operations, outcomes = columns.words(Operation), columns.words(Outcome)
     columns.skip(3)
     requests = columns.ints()
     columns.skip(3)
@@ -57,7 +55,7 @@ def _take_operations(segment: Segment, batch: Batch, into: Into) -> None:
     asked = columns.ints()
     _take_odd(segment, columns, batch, into)
     for (operation, outcome), rows in alike(~columns.odd, operations[0], outcomes[0]):
-        kind = Operation(operations[1][operation]), Outcome(outcomes[1][outcome])
+        kind = operations[1][operation], outcomes[1][outcome]
         into.view.stored(*kind, len(rows), int(asked[rows].sum()), int(nbytes[rows].sum()))
         _draw(*lane_of_store(*kind), rows, starts, ends, requests, batch, into)
 

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from tracekv.journal.arrays import np
 from tracekv.journal.columns import Rows
 from tracekv.journal.naming import KINDS
 from tracekv.journal.records import (
