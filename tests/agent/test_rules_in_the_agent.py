@@ -86,3 +86,20 @@ def test_what_is_found_about_a_process_that_is_gone_is_kept_for_nobody() -> None
     assert [found.rule for found in rules.feed("there", queried(8000, 8100, 9))] == ["S14"]
     rules.begins("left")
     assert rules.feed("left", queried(8000, 8100, 9)) == []
+
+
+def test_a_rule_that_is_broken_on_and_on_is_told_again_so_that_its_alert_goes_on() -> None:
+    """S2: each request is offered its whole prompt, one a second for twenty minutes."""
+    rules = Rules()
+    rules.begins("one")
+    for record in bring_up():
+        rules.feed("one", record)
+    told = []
+    for second in range(1200):
+        at = 10_000 + second * 1_000_000_000
+        query = queried(at, at + 100, second, prompt_tokens=64, computed_tokens=0, offered_tokens=64)
+        told += [second for found in rules.feed("one", query) if found.rule == "S2"]
+
+    assert len(told) == 400
+    assert all(any(begin <= second < begin + 600 for second in told) for begin in range(0, 700, 60))
+    assert {second // 300 for second in told} == {0, 1, 2, 3}

@@ -8,6 +8,8 @@ from tracekv.rules import Finding, RuleView
 
 #: Of one process, not yet taken.
 _MOST_WAITING = 256
+#: A rule that is broken on and on is told of a hundred times, and after so long again: an alert looks back for ten minutes.
+_AGAIN_AFTER_NS = 300 * 1_000_000_000
 
 
 class Rules:
@@ -19,7 +21,7 @@ class Rules:
     def __init__(self) -> None:
         #: By process, of those that are read: what its next record brings with it.
         self._found: dict[str, list[records.Finding]] = {}
-        self._view = RuleView(on_finding=self._keep)
+        self._view = RuleView(on_finding=self._keep, again_after_ns=_AGAIN_AFTER_NS)
 
     def begins(self, source: str) -> None:
         """The process's records will come."""

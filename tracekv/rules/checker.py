@@ -32,6 +32,7 @@ class Checker:
         on_finding: Called with each finding as it is made; what it raises is logged once.
         rules: Which rules; all by default.
         most_of_a_rule: Findings of one rule in one run that are made; further ones are only counted.
+        again_after_ns: So long after the first of them, as many are made again; never by default. On the clock of the records.
 
     Attributes:
         findings: In order; the oldest go when there are too many.
@@ -46,9 +47,11 @@ class Checker:
         on_finding: Callable[[Finding], object] | None = None,
         rules: Iterable[type[Rule]] = RULES,
         most_of_a_rule: int = MOST_OF_A_RULE,
+        again_after_ns: int | None = None,
     ) -> None:
         self._limits = limits or Limits()
         self._most_of_a_rule = most_of_a_rule
+        self._again_after_ns = again_after_ns
         self._rules = [rule(self._limits) for rule in rules]
         self._found: deque[Finding] = deque(maxlen=MOST_FINDINGS)
         self._on_finding = on_finding
@@ -63,7 +66,8 @@ class Checker:
         self._tracker = Tracker(self._limits, self._tell, spared(heard))
         self._takers = self._tracker.takers
         self._numbers: Counter[str] = Counter()
-        self._in_run: Recent[tuple[bytes, str], int] = Recent(4096)
+        #: By run and rule: how many there were, and when the first was.
+        self._in_run: Recent[tuple[bytes, str], tuple[int, int]] = Recent(4096)
         self._about: Recent[tuple[bytes, int], list[Finding]] = Recent(4096)
         self._of_step: Recent[tuple[bytes, int], list[Finding]] = Recent(256)
         self._sequences: dict[str, int] = {}
@@ -134,10 +138,17 @@ class Checker:
         known = self._about.get((run.key, hit.request)) if hit.request is not None else None
         if known and any(found.rule == rule.id for found in known):
             return
-        seen = self._in_run.get((run.key, rule.id), 0)
+        at_ns = _began(hit.record)
+        seen, since_ns = self._in_run.get((run.key, rule.id), (0, at_ns))
         if rule.once and seen:
             return
-        self._in_run[run.key, rule.id] = seen + 1
+        if (
+            seen >= self._most_of_a_rule
+            and self._again_after_ns is not None
+            and at_ns - since_ns >= self._again_after_ns
+        ):
+            seen, since_ns = 0, at_ns
+        self._in_run[run.key, rule.id] = (seen + 1, since_ns)
         self.counts[rule.id] += 1
         if seen >= self._most_of_a_rule:
             return
