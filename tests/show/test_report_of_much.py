@@ -30,10 +30,13 @@ def much(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def built(folder: Path, monkeypatch: pytest.MonkeyPatch, *, large: int) -> dict[str, Any]:
+def built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, large: int, request: int | None = None, most_bars: int = 4000
+) -> dict[str, Any]:
     monkeypatch.setattr(runs, "LARGE", large)
     with scan([folder]) as found:
-        return ReportData(found, most_bars=4000).build(None)
+        chosen = [] if request is None else [(run, request) for run in runs.runs_of(found.processes)]
+        return ReportData(found, most_bars=most_bars, chosen=chosen).build(None)
 
 
 def lanes(told: dict[str, Any]) -> Counter[tuple[str, str, str]]:
@@ -57,6 +60,21 @@ def test_a_run_taken_in_bulk_has_the_numbers_and_the_lanes_of_one_taken_record_b
     assert lanes(in_bulk) == lanes(one_by_one)
     assert in_bulk["timeline"]["width_ns"] > 0
     assert in_bulk["timeline"]["drawn"] <= 4000 < in_bulk["timeline"]["bars"] == one_by_one["timeline"]["bars"]
+
+
+def test_a_large_run_that_is_narrowed_to_a_request_is_drawn_as_finely_as_a_small_one(
+    much: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one, in_bulk = (
+        built(much, monkeypatch, large=large, request=2060, most_bars=40_000) for large in (1 << 40, 1)
+    )
+
+    assert in_bulk["summary"] == one_by_one["summary"]
+    assert in_bulk["requests"] == one_by_one["requests"]
+    assert lanes(in_bulk) == lanes(one_by_one)
+    assert 0 < in_bulk["timeline"]["drawn"] == in_bulk["timeline"]["bars"]
+    every = built(much, monkeypatch, large=1, most_bars=40_000)["timeline"]
+    assert in_bulk["timeline"]["bars"] < every["drawn"] < every["bars"]
 
 
 def passes(*, in_seconds: bool) -> list[Any]:

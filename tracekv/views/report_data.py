@@ -37,6 +37,7 @@ _FORK_FROM = 50_000
 _EXPLANATION = 1300
 #: Records at either end of a process that tell how long it ran, and lanes that share its bars.
 _EDGE, _LANES = 256, 16
+_FINEST_NS = 1 << 12
 
 Data = dict[str, Any]
 
@@ -257,10 +258,12 @@ class ReportData:
     def _part(self, run: Run, segment: Segment, window: tuple[int, int] | None) -> Part:
         """One pass over a process's records. May run in a child."""
         offset = segment.offset_ns
-        begin, end = (0, 1 << 63) if window is None else (window[0] - offset, window[1] - offset)
+        begin, end = (0, (1 << 63) - 1) if window is None else (window[0] - offset, window[1] - offset)
         most = max(1000, self._most_bars // len(self._segments))
         if segment.is_large:
-            into = Into(SummaryView(), Timeline(segment.facts), Picture(most, _width(segment, most)), begin, end)
+            into = Into(
+                SummaryView(), Timeline(segment.facts), Picture(most, _width(segment, most, end - begin)), begin, end
+            )
             from tracekv.views.bulk import take_in_bulk  # numpy's import takes longer than a small report
 
             take_in_bulk(segment, into)
@@ -344,8 +347,12 @@ class ReportData:
         return notes
 
 
-def _width(segment: Segment, most: int) -> int:
-    """A power of two that is about as wide as bars have to be: some lanes share what may be drawn."""
+def _width(segment: Segment, most: int, longest: int) -> int:
+    """What a picture begins with: a power of two that is about as wide as bars have to be, where some lanes share what may be drawn.
+
+    Args:
+        longest: Of a process's time as much is drawn, at the most.
+    """
     times = [
         record.started_ns
         for first, last in ((segment.first, segment.first + _EDGE), (segment.last - _EDGE, segment.last))
@@ -353,7 +360,10 @@ def _width(segment: Segment, most: int) -> int:
         if isinstance(record, Call)
     ]
     span = max(times) - min(times) if times else 0
-    return 1 << max(12, (span * _LANES // most).bit_length() - 1)
+    drawn = min(longest, span)
+    if (segment.last - segment.first) * drawn <= most * span:
+        return _FINEST_NS  # the picture itself finds how wide the bars of a few records have to be
+    return max(_FINEST_NS, 1 << (drawn * _LANES // most).bit_length() - 1)
 
 
 def _begun(bar: list[Any]) -> tuple[int, int]:

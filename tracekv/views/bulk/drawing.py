@@ -100,9 +100,10 @@ def draw(lane: Lane, name: str, spans: Spans, into: Into) -> None:
     """Bars of one lane and name: those that begin within one width together; the long ones, and the only ones there, as they are."""
     starts, ends, bar, requests = spans
     took = ends - starts
+    is_within = (ends >= into.begin) & (starts <= into.end)
     is_short = (took >= 0) & (took < into.picture.width_ns)
-    into.take(map(bar, np.flatnonzero(~is_short).tolist()))
-    chosen = np.flatnonzero(is_short & (ends >= into.begin) & (starts <= into.end))
+    into.take(map(bar, np.flatnonzero(is_within & ~is_short).tolist()))
+    chosen = np.flatnonzero(is_within & is_short)
     if (np.diff(starts[chosen]) < 0).any():
         chosen = chosen[np.argsort(starts[chosen], kind="stable")]
     took = took[chosen]

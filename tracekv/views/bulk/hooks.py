@@ -32,11 +32,11 @@ def take_hooks(segment: Segment, into: Into) -> None:
                 callback: _times(columns.read(begins[rows], length // 16 * 16), in_seconds=bool(is_in_seconds))
                 for callback, (begins, _), length in zip(_HOOKS, (waits, saves), lengths, strict=True)
             }
-            is_plain, is_short = _are(both, into.picture.width_ns)
+            is_plain, is_within, is_short = _are(both, into)
             singly.append(rows[~is_plain])
-            for at in rows[is_plain & ~is_short].tolist():
+            for at in rows[is_plain & is_within & ~is_short].tolist():
                 into.take(into.timeline.bars(decode(payloads[at])))
-            _take_plain(both, is_plain, is_short, into, durations)
+            _take_plain(both, is_plain, is_within & is_short, into, durations)
         for at in np.concatenate(singly).tolist():
             record = segment.process.decoded(payloads[at])
             if isinstance(record, LayerHooks):
@@ -44,21 +44,26 @@ def take_hooks(segment: Segment, into: Into) -> None:
     durations.close()
 
 
-def _are(both: _Both, width: int) -> tuple[_Bools, _Bools]:
-    """Passes of which all hooks were called and left, and those of which none is longer than a width."""
+def _are(both: _Both, into: Into) -> tuple[_Bools, _Bools, _Bools]:
+    """Passes of which all hooks were called and left, those within the time that is drawn, and those within a width."""
     took = [ends - starts for starts, ends in both.values()]
     # Layers that took no time that can be told, weren't called (0, 0), or raised: an end of 0.
     is_plain = np.logical_and.reduce([each.min(axis=1, initial=1) > 0 for each in took])
-    is_short = np.logical_and.reduce([each.max(axis=1, initial=0) < width for each in took])
-    return is_plain, is_short
+    is_short = np.logical_and.reduce(
+        [_latest(ends) - _earliest(starts) < into.picture.width_ns for starts, ends in both.values()]
+    )
+    is_within = np.logical_or.reduce(
+        [((ends >= into.begin) & (starts <= into.end)).any(axis=1) for starts, ends in both.values()]
+    )
+    return is_plain, is_within, is_short
 
 
-def _take_plain(both: _Both, is_plain: _Bools, is_short: _Bools, into: Into, durations: Durations) -> None:
-    """Count the passes that are plain, and draw those of them that are short too."""
+def _take_plain(both: _Both, is_plain: _Bools, is_drawn: _Bools, into: Into, durations: Durations) -> None:
+    """Count the passes that are plain, and draw those of them that are to be."""
     into.view.summary.records += int(is_plain.sum())
     for callback, (starts, ends) in both.items():
         durations.add(callback, _only(ends, is_plain) - _only(starts, is_plain))
-        starts, ends = (_only(each, is_plain & is_short) for each in (starts, ends))
+        starts, ends = (_only(each, is_plain & is_drawn) for each in (starts, ends))
         for group, (first, last) in into.timeline.spans_of_groups(starts.shape[1]):
             lane = Lane(Row.HOOKS, group)
             for block in _blocks(
@@ -84,6 +89,16 @@ def _blocks(lane: Lane, name: str, starts: Ints, ends: Ints, width: int) -> Iter
         return
     took = ends - starts
     layers = np.full(len(took), took.shape[1])
-    found = stretches(width, starts.min(axis=1), ends.max(axis=1), layers, took.sum(axis=1), took.max(axis=1))
+    found = stretches(width, _earliest(starts), _latest(ends), layers, took.sum(axis=1), took.max(axis=1))
     for each in found:
         yield Block(lane, *each[2:], name)
+
+
+def _earliest(starts: Ints) -> Ints:
+    found: Ints = starts.min(axis=1, initial=np.iinfo(np.int64).max)
+    return found
+
+
+def _latest(ends: Ints) -> Ints:
+    found: Ints = ends.max(axis=1, initial=0)
+    return found

@@ -119,10 +119,10 @@ function timelineSection() {
     button("Fit", "Show the whole time", () => view.fit(), { id: "fit" }));
   const rows = new Set(picture.processes.flatMap((process) => process.lanes.map((lane) => lane.row)));
   const legend = make("ul", { class: "legend" }, ...ROWS.filter((row) => rows.has(row)).map((row) => make("li", {}, make("i", { style: { background: `var(--${row})` } }), LANES[row])));
-  const honest = picture.width_ns
+  const honest = picture.drawn < picture.bars
     ? make("p", { class: "notes small" },
         `${count(picture.bars)} bars are more than a page can draw smoothly, so neighbours shorter than ${duration(picture.width_ns)} on a lane are drawn as one hatched bar that says how many (${count(picture.drawn)} are drawn). `,
-        "Write a report with --request ID to see a request's time bar by bar.")
+        picture.narrowed ? "" : "Write a report with --request ID to see a request's time bar by bar.")
     : null;
   const narrowed = picture.narrowed ? make("p", { class: "notes small" }, "Narrowed by --request to the time of the requests below.") : null;
   return section("timeline", "Timeline", narrowed, honest, tools, said, view.element, detail, legend);
@@ -181,7 +181,8 @@ function requestSection() {
   const { rows, total } = data.requests;
   const several = data.runs.length > 1;
   story = make("div", { class: "story gone", tabindex: "-1" });
-  const least = rows.length < total ? make("p", { class: "notes small" }, `${count(rows.length)} of ${count(total)} requests are listed: those that waited longest for their KV, and those that missed most.`) : null;
+  const chosen = data.timeline.narrowed ? "as asked for" : "those that waited longest for their KV, and those that missed most";
+  const least = rows.length < total ? make("p", { class: "notes small" }, `${count(rows.length)} of ${count(total)} requests are listed: ${chosen}.`) : null;
   if (!rows.length) return section("requests", "Requests", make("p", {}, "The records name no request."));
   requestTable = table("Requests", [
     { title: "Request", value: (r) => (Number.isFinite(Number(r.label)) ? Number(r.label) : r.label), show: (r) => make("button", { type: "button", class: "link", onclick: () => openRequest(r.key) }, r.label) },
