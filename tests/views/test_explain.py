@@ -20,8 +20,9 @@ from tracekv.journal.ring import RingJournal
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback, Direction, MissReason, Operation, Outcome, Side, Source, Tier
 from tracekv.testing.corpus.tape import Tape
-from tracekv.views.explain import PARTS, explain
+from tracekv.views.explain import explain
 from tracekv.views.runs import runs_of
+from tracekv.views.spent import PARTS
 from tracekv.views.verdict import MISSES, kind, served_tokens, verdict
 
 MS = 1_000_000

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from tracekv.journal.vocabulary import Direction
 from tracekv.views.amounts import duration, plural, size
-from tracekv.views.explain import PARTS, Explanation
+from tracekv.views.explain import Explanation
+from tracekv.views.spent import PARTS
 from tracekv.views.verdict import MISSES, kind, plain, verdict
 
 _STYLES = {
