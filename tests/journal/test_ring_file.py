@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 import threading
@@ -433,6 +434,29 @@ def test_a_cut_file_is_refused(journal):
         file.truncate(SMALL + 100)
     with pytest.raises(JournalFormatError, match="its header says 65536"):
         RingReader(path)
+
+
+def test_a_journal_that_is_finished_while_it_is_opened_is_not_ready_yet_and_never_none(journal, tmp_path, monkeypatch):
+    begun = tmp_path / "begun.tkvring"
+    begun.touch()
+    looked = []
+
+    def finishing(look):
+        def look_and_finish(*args):
+            seen = look(*args)
+            if not looked:
+                begun.write_bytes(journal.path.read_bytes())
+            looked.append(look)
+            return seen
+
+        return look_and_finish
+
+    for name in ("fstat", "pread"):
+        monkeypatch.setattr(f"tracekv.journal.reader.os.{name}", finishing(getattr(os, name)))
+    with pytest.raises(JournalNotReady):
+        RingReader(begun)
+    assert len(looked) == 2
+    assert RingReader(begun).facts == journal.facts
 
 
 def test_a_file_in_the_making_is_told_apart(journal, tmp_path):

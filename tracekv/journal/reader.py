@@ -203,8 +203,9 @@ class RingReader:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            file_bytes = os.fstat(self._descriptor).st_size
+            # In this order: one that is just being made has its size before its header.
             header = os.pread(self._descriptor, HEADER_BYTES, 0)
+            file_bytes = os.fstat(self._descriptor).st_size
             self.facts, self._layout = unpack_header(header, path, file_bytes)
             self._mapping = mmap.mmap(self._descriptor, file_bytes, access=mmap.ACCESS_READ)
         except BaseException:
