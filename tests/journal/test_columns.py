@@ -67,7 +67,7 @@ def test_numbers_words_and_lists_are_those_of_the_records(records: list[Transfer
 def test_what_is_skipped_may_be_anything(records: list[StoreOperation]) -> None:
     columns = Columns(StoreOperation, list(map(encode, records)))
     columns.skip(5)
-    requests, groups = columns.ints(), columns.ints()
+    requests, groups = columns.optional_ints(), columns.optional_ints()
     columns.skip(9)
     columns.skip()
     columns.nil()
@@ -94,7 +94,7 @@ def test_bytes_are_read_where_they_lie(shapes: list[tuple[int, int, bool]]) -> N
     records = [LayerHooks(at, bytes([at]) * a * 16, bytes([at + 1]) * b * 16, s) for at, (a, b, s) in enumerate(shapes)]
     columns = Columns(LayerHooks, list(map(encode, records)))
     columns.skip()
-    waits, saves, in_seconds = columns.blobs(), columns.blobs(), columns.ints()
+    waits, saves, in_seconds = columns.blobs(), columns.blobs(), columns.truths()
     assert not columns.odd.any()
     assert in_seconds.tolist() == [record.in_seconds for record in records]
     for at, record in enumerate(records):
@@ -143,6 +143,33 @@ def test_a_number_that_a_column_cannot_hold_is_odd(number: int) -> None:
     requests = columns.ints()
     assert columns.odd.tolist() == [True, False]
     assert requests[1] == 5
+
+
+@pytest.mark.parametrize("value", [None, True, False, 1.5, "5", [5]])
+def test_what_is_no_number_where_one_has_to_be_is_odd(value: object) -> None:
+    columns = Columns(Call, [encode([10, 38, value, 2, 3, None]), encode([10, 38, 7, 2, 3, None])])
+    columns.ints()
+    started = columns.ints()
+    assert columns.odd.tolist() == [True, False]
+    assert started[1] == 7
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 253, 254, 255, 256, 65_535, 65_536])
+def test_texts_and_bytes_of_any_length_are_skipped(length: int) -> None:
+    columns = Columns(Drop, [encode([43, "x" * length, b"x" * length, 7])])
+    columns.skip(2)
+    assert columns.ints().tolist() == [7]
+    assert not columns.odd.any()
+
+
+@pytest.mark.parametrize(("length", "is_odd"), [(64, False), (65, True), (70_000, True)])
+def test_a_long_list_is_left_to_who_decodes(length: int, is_odd: bool) -> None:  # a column of the table
+    payload = encode([43, [1] * length, 7])
+    counting, skipping = Columns(Drop, [payload]), Columns(Drop, [payload])
+    counts, _ = counting.counts()
+    skipping.skip()
+    assert (counting.odd[0], skipping.odd[0]) == (is_odd, is_odd)
+    assert is_odd or (counts[0] == length and skipping.ints()[0] == 7)
 
 
 def test_a_record_of_another_kind_or_with_fewer_fields_is_odd() -> None:

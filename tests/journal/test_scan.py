@@ -8,13 +8,14 @@ import struct
 import threading
 from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ring_support import SMALL, drop
 
 from tracekv.bench.journals import write_journals
-from tracekv.journal import frames
+from tracekv.journal import bulk_frames, frames
 from tracekv.journal.archive import copy_records
 from tracekv.journal.layout import FRAME_REST, SLOT_BYTES, JournalFormatError
 from tracekv.journal.opening import open_journals
@@ -147,9 +148,57 @@ def test_whatever_is_damaged_many_at_once_finds_what_one_by_one_does(tmp_path_fa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "_MANY_SLOTS", 0)
+        patch.setattr(frames, "_WINDOW", 16 * SLOT_BYTES)
         many = found_in(path)
+        patch.setattr(frames, "_WINDOW", 1 << 30)
         patch.setattr(frames, "_bulk_frames", lambda: None)
         assert many == found_in(path)
+
+
+def test_who_follows_goes_on_behind_the_last_whole_record_however_long_the_damaged_one_is(journal):
+    journal.claim_engine_thread()
+    for number in range(60):
+        journal.write(drop(number))
+    journal.write(Finding(0, "X", "note", "", "mark" + "x" * 100 * SLOT_BYTES))
+    at = journal.path.read_bytes().index(b"mark")
+    with journal.path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"M")
+    with scan([journal.path]) as found:
+        process = the_only(found)
+        assert process.records == 61
+        process.ring.follow_from(process.next_sequence, process.ring_positions)
+        with journal.path.open("r+b") as file:  # it was only being written
+            file.seek(at)
+            file.write(b"m")
+        records, _, lost = process.ring.read(process.next_sequence)
+        assert ([type(record) for record in records], lost) == ([Finding], 0)
+
+
+def test_a_ring_that_is_overwritten_between_two_looks_is_found_in_order(journal, monkeypatch):
+    journal.claim_engine_thread()
+    for number in range(1000):
+        journal.write(drop(number))
+    slots = bulk_frames._SLOT
+
+    class Overtaken(np.ndarray):
+        """The ring's slots: when they are looked at again, twenty records more were written."""
+
+        def __getitem__(self, key):
+            if self.dtype == slots and not isinstance(key, str):
+                for number in range(1000, 1020):
+                    journal.write(drop(number))
+            return super().__getitem__(key)
+
+    plain = np.frombuffer
+    monkeypatch.setattr(bulk_frames.np, "frombuffer", lambda *args: plain(*args).view(Overtaken))
+    reader = RingReader(journal.path, patience_ns=0)
+    kinds, position = frames.scan_ring(reader.mapping, reader.areas[-1], lambda _: None)
+    (column,) = kinds.by_tag.values()
+    assert list(column.numbers) == sorted(column.numbers)
+    assert list(column.places) == sorted(column.places)
+    assert kinds.records > 200
+    assert column.places[-1] < position
 
 
 def test_a_payload_that_looks_like_a_frame_is_none(journal):

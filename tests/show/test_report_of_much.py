@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.show.conftest import Write
-from tests.views.sample_run import bound, bring_up, call, finished, idle, queried, stored, transferred
+from tests.views.sample_run import bound, bring_up, call, finished, idle, looked_up, queried, stored, transferred
 from tracekv.bench.journals import write_journals
-from tracekv.journal.records import LayerHooks, Transfer
+from tracekv.journal.records import LayerHooks
 from tracekv.journal.scan import scan
 from tracekv.journal.vocabulary import Callback, Direction, Outcome, Source, Tier
 from tracekv.views import runs
@@ -114,8 +114,11 @@ def test_what_raised_and_what_was_not_called_is_told_in_bulk_as_one_by_one(
     assert lanes(in_bulk) == lanes(one_by_one)
 
 
-#: A transfer of a version that has one more direction.
-Newer = msgspec.defstruct("Newer", Transfer.__struct_fields__, array_like=True, tag=Transfer.__struct_config__.tag)
+def newer(record: Any, **changes: object) -> Any:
+    """A record as another version might write it, with values that this one's has no type for."""
+    kind = type(record)
+    loose = msgspec.defstruct("Newer", kind.__struct_fields__, array_like=True, tag=kind.__struct_config__.tag)
+    return loose(**(msgspec.structs.asdict(record) | changes))
 
 
 def moves() -> list[Any]:
@@ -134,8 +137,10 @@ def moves() -> list[Any]:
             stored(at + 4 * _US, at + 5 * _US, request_id=None if number % 5 == 0 else request_id, outcome=outcome),
             finished(at + 7 * _US, at + 8 * _US, request_id),
         ]
-    newer = Newer(*msgspec.structs.astuple(transferred(Direction.LOAD, 0, [4], 80, 1, 2)))
-    return [*records, msgspec.structs.replace(newer, direction="sideways")]
+    load = transferred(Direction.LOAD, 0, [4], 80, 1, 2)
+    strange = [{"direction": "sideways"}, {"tier": "tape"}, {"nbytes": None}, {"ended_ns": None}, {"started_ns": True}]
+    many = transferred(Direction.LOAD, 0, list(range(100)), 8000, 5 * _US, 6 * _US)
+    return [*records, *(newer(load, **changes) for changes in strange), many]
 
 
 def test_moves_of_every_kind_are_told_in_bulk_as_one_by_one(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +156,37 @@ def test_moves_of_every_kind_are_told_in_bulk_as_one_by_one(write: Write, monkey
         ("load", 19),
         ("save", 23),
     }
+
+
+def odd_times() -> list[Any]:
+    """Calls, queries, lookups and moves with times that are none: an end before the start, more than 63 bits, or no number."""
+    huge = 1 << 63
+    records = passes(in_seconds=False)
+    for number, (start, end) in enumerate(
+        ((10 * _US, 3 * _US), (huge, huge + 5), (9 * _US, huge), (12 * _US, 14 * _US))
+    ):
+        records += [
+            call(Callback.WAIT_FOR_SAVE, start, end, step=huge if number == 3 else 1),
+            bound(2, start, end),
+            queried(start, end, 900 + number),
+            looked_up(start, end, 900 + number),
+            transferred(Direction.LOAD, 0, [4], 80, start, end),
+            stored(start, end),
+            newer(call(Callback.START_LOAD_KV, 1, 2, 1), started_ns=None),
+        ]
+    return records
+
+
+@pytest.mark.parametrize("request_id", [None, 900, 903])
+def test_times_that_are_none_are_told_in_bulk_as_one_by_one(
+    write: Write, monkeypatch: pytest.MonkeyPatch, request_id: int | None
+) -> None:
+    folder = write(odd_times())
+    one_by_one, in_bulk = (built(folder, monkeypatch, large=large, request=request_id) for large in (1 << 40, 1))
+
+    assert in_bulk["summary"] == one_by_one["summary"]
+    assert in_bulk["requests"] == one_by_one["requests"]
+    assert lanes(in_bulk) == lanes(one_by_one)
 
 
 def test_the_sums_tell_one_call_more(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

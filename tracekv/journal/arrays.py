@@ -17,5 +17,7 @@ try:
 finally:
     if _chosen is None:
         del os.environ[_THREADS]
+    else:
+        os.environ[_THREADS] = _chosen
 
 __all__ = ["np", "npt"]

@@ -34,6 +34,8 @@ def take_ring(view: memoryview, area: Area, position: int, stop: int, kinds: Kin
     found = positions[table["position"][positions % slots] == positions]
     heads = table[found % slots]
     del table  # what is interrupted below must not hold the file
+    if (heads["position"] != found).any():  # overwritten between the two looks
+        return None
     lengths = heads["length"].astype(np.int64)
     nexts = found + (FRAME_BYTES + lengths + SLOT_BYTES - 1) // SLOT_BYTES
     if not found.size or (lengths > slots * SLOT_BYTES - FRAME_BYTES).any() or (found[1:] < nexts[:-1]).any():

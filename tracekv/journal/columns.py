@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.intp]
 _Bytes = npt.NDArray[np.uint8]
 W = TypeVar("W", bound=Word)
 
-#: What :meth:`Columns.ints` gives for nil.
+#: What :meth:`Columns.optional_ints` gives for nil.
 NIL = -(1 << 63)
 
 #: Bytes that follow the first byte of a value of fixed size; one that has none is 0.
@@ -36,9 +36,10 @@ _FOLLOWING[[0xCF, 0xD3]] = 8
 #: The numbers that one byte is: small ones, nil, false and true.
 _ALONE = np.arange(256, dtype=np.int64)
 _ALONE[0xE0:] -= 256
-_ALONE[[0xC0, 0xC2, 0xC3]] = NIL, 0, 1
-#: Bytes of a value with its first one, where that tells; of texts and bytes see :meth:`Columns._skip_one`.
-_SIZE = _FOLLOWING.astype(np.int64) + 1
+_NIL, _FALSE, _TRUE = 0xC0, 0xC2, 0xC3
+_ALONE[[_NIL, _FALSE, _TRUE]] = NIL, 0, 1
+#: Bytes of a value with its first one, where that tells, else 0; of texts and bytes see :meth:`Columns._skip_one`.
+_SIZE = np.where(_FOLLOWING == _ODD, 0, _FOLLOWING.astype(np.int64) + 1)
 _SIZE[[0xCA, 0xCB]] = 5, 9
 _SIZE[0xA0:0xC0] = 1 + np.arange(32)
 _SIZE[0x90:0xA0] = 1
@@ -47,6 +48,8 @@ _BLOBS = (0xC4, 0xC5, 0xC6)
 _ARRAY_16 = 0xDC
 #: Bytes behind the last record, so that what is read at a record's end is never outside.
 _PAD = 64
+#: Elements of a list that are read side by side: of longer ones, each takes a round of its own, and decoding them is quicker.
+_MOST_ELEMENTS = 64
 
 
 class Columns:
@@ -76,15 +79,35 @@ class Columns:
         self._odd_unless(self.ints() == kind.__struct_config__.tag)
 
     def ints(self) -> Ints:
-        """The next field, a number below 2**63, a truth, or :data:`NIL` for nil."""
-        self._expect_field()
-        values = self._ints()
-        self._check()
+        """The next field, a number below 2**63."""
+        values, first = self._next()
+        self._odd_unless((first != _NIL) & (first != _FALSE) & (first != _TRUE))
         return values
+
+    def optional_ints(self) -> Ints:
+        """The next field, a number below 2**63, or nil, which is :data:`NIL`."""
+        values, first = self._next()
+        self._odd_unless((first != _FALSE) & (first != _TRUE))
+        return values
+
+    def truths(self) -> npt.NDArray[np.bool_]:
+        """The next field, true or false."""
+        values, first = self._next()
+        self._odd_unless((first == _FALSE) | (first == _TRUE))
+        is_true: npt.NDArray[np.bool_] = values == 1
+        return is_true
 
     def nil(self) -> None:
         """The next field has to be nil."""
-        self._odd_unless(self.ints() == NIL)
+        self._odd_unless(self._next()[1] == _NIL)
+
+    def _next(self) -> tuple[Ints, _Bytes]:
+        """The next field, a number or what stands alone, and its first byte."""
+        self._expect_field()
+        first = self._bytes[self._at]
+        values = self._ints(slice(None))
+        self._check(slice(None))
+        return values, first
 
     def words(self, kind: type[W]) -> tuple[Ints, list[W]]:
         """The next field, a word of a closed set: which of those that there are each one is, and these."""
@@ -110,7 +133,7 @@ class Columns:
                 words.append(word)
             self._at[same] += 1 + length
             left = left[~is_same]
-        self._check()
+        self._check(slice(None))
         return found, words
 
     def blobs(self) -> tuple[Ints, Ints]:
@@ -127,7 +150,7 @@ class Columns:
         self._odd_unless(heads > 1)
         begins = self._at + heads
         self._at = begins + lengths
-        self._check()
+        self._check(slice(None))
         return begins, lengths
 
     def read(self, begins: Ints, length: int) -> _Bytes:
@@ -136,29 +159,30 @@ class Columns:
         return pieces[begins].view(np.uint8).reshape(len(begins), length)
 
     def counts(self) -> tuple[Ints, Ints]:
-        """The next field, a list of numbers: how many there are, and how many of them are negative."""
+        """The next field, a list of numbers: how many there are, and how many of them are negative. A long one is odd."""
         self._expect_field()
         counts, self._at = self._lengths_of_arrays()
-        self._odd_unless(counts >= 0)
+        self._odd_unless((counts >= 0) & (counts <= _MOST_ELEMENTS))
         negative = np.zeros(len(counts), np.int64)
-        rows = np.flatnonzero(counts > 0)
+        rows = np.flatnonzero((counts > 0) & ~self.odd)
         done = 0
         while rows.size:
             negative[rows] += self._ints(rows) < 0
-            self._check()
+            self._check(rows)
             done += 1
             rows = rows[(counts[rows] > done) & ~self.odd[rows]]
         return counts, negative
 
     def skip(self, fields: int = 1) -> None:
-        """Pass over the next fields, whatever they are."""
+        """Pass over the next fields, whatever they are; one with a long list in it is odd."""
         for _ in range(fields):
             self._expect_field()
             pending = np.ones(len(self._at), np.int64)
             rows = np.flatnonzero(~self.odd)
             while rows.size:
                 pending[rows] += self._skip_one(rows) - 1
-                self._check()
+                self.odd[rows[pending[rows] > _MOST_ELEMENTS]] = True
+                self._check(rows)
                 rows = rows[(pending[rows] > 0) & ~self.odd[rows]]
 
     def _expect_field(self) -> None:
@@ -168,32 +192,34 @@ class Columns:
     def _odd_unless(self, is_fine: npt.NDArray[np.bool_]) -> None:
         self.odd |= ~is_fine
 
-    def _check(self) -> None:
+    def _check(self, rows: Rows | slice) -> None:
         """What lies beyond its record's end is odd, and is read there no more."""
-        if (self._at > self._ends).any():
-            self.odd |= self._at > self._ends
-            np.minimum(self._at, self._ends, out=self._at)
+        at, ends = self._at[rows], self._ends[rows]
+        beyond = at > ends
+        if beyond.any():
+            self.odd[rows] |= beyond
+            self._at[rows] = np.minimum(at, ends)
 
-    def _ints(self, rows: npt.NDArray[np.intp] | slice = slice(None)) -> Ints:
+    def _ints(self, rows: Rows | slice) -> Ints:
         at = self._at[rows]
-        marker = self._bytes[at]
-        following = _FOLLOWING[marker]
-        values: Ints = _ALONE[marker]
+        first = self._bytes[at]
+        following = _FOLLOWING[first]
+        values: Ints = _ALONE[first]
+        is_odd = following == _ODD
         for width in np.flatnonzero(np.bincount(following, minlength=256)).tolist():
-            if width == 0:
+            if width in (0, _ODD):
                 continue
             here = following == width
-            if width == _ODD:
-                self.odd[np.arange(len(self._at))[rows][here]] = True
-                continue
             read = self._numbers[width][at[here] + 1]
-            is_signed = marker[here] >= 0xD0
+            is_signed = first[here] >= 0xD0
             values[here] = read
             if is_signed.any():
                 signed = read.astype(f"u{width}").view(f"i{width}")
                 values[here] = np.where(is_signed, signed, values[here])
-            if width == 8 and (too_large := ~is_signed & (values[here] < 0)).any():
-                self.odd[np.arange(len(self._at))[rows][here][too_large]] = True
+            if width == 8:
+                is_odd[here] = ~is_signed & (values[here] < 0)
+        if is_odd.any():
+            self.odd[rows] |= is_odd
         self._at[rows] = at + np.where(following == _ODD, 0, following) + 1
         return values
 
@@ -206,22 +232,21 @@ class Columns:
         counts[long] = self._numbers[2][self._at[long] + 1]
         return counts, self._at + np.where(long, 3, 1)
 
-    def _skip_one(self, rows: npt.NDArray[np.intp]) -> Ints:
+    def _skip_one(self, rows: Rows) -> Ints:
         """Pass over one value, of an array its head: how many values follow that belong to it."""
         at = self._at[rows]
-        marker = self._bytes[at]
-        size = _SIZE[marker]
-        inner = np.where((marker & 0xF0) == 0x90, marker & 15, 0).astype(np.int64)
-        if (size == _ODD + 1).any():
-            for first, width in _LENGTH_BYTES.items():
-                here = marker == first
+        first = self._bytes[at]
+        size = _SIZE[first]
+        inner = np.where((first & 0xF0) == 0x90, first & 15, 0).astype(np.int64)
+        if not size.all():
+            for begins, width in _LENGTH_BYTES.items():
+                here = first == begins
                 size[here] = 1 + width + self._numbers[width][at[here] + 1].astype(np.int64)
-            here = marker == _ARRAY_16
+            here = first == _ARRAY_16
             inner[here] = self._numbers[2][at[here] + 1]
             size[here] = 3
-            here = size == _ODD + 1
-            self.odd[rows[here]] = True
-        self._at[rows] = at + size
+            self.odd[rows[size == 0]] = True
+        self._at[rows] = at + np.maximum(size, 1)
         return inner
 
 

@@ -17,8 +17,9 @@ from tracekv.journal import archive
 from tracekv.journal.layout import FRAME, FRAME_BYTES, SLOT_BYTES, Area
 
 _HEAD = struct.Struct("<q")
-#: Bytes after which the pages read so far are given back: a file may be larger than the memory that a reader should take.
-_WINDOW = 32 << 20
+#: Bytes after which the pages read so far are given back, since a file may be larger than the memory that a reader should take. Where
+#: anything in so many bytes is damaged, or being written, they are looked at one by one.
+_WINDOW = 4 << 20
 #: Slots from which on numpy is worth its import.
 _MANY_SLOTS = 1 << 14
 
@@ -88,7 +89,8 @@ def scan_ring(mapping: mmap.mmap, area: Area, progress: Progress) -> tuple[Kinds
             reached = bulk.take_ring(view, area, position, stop, kinds) if bulk else None
             if reached is None:
                 reached = take_ring(view, area, position, stop, kinds)
-            end_of_read = max(end_of_read, reached)
+            if reached > position:
+                end_of_read = reached
             progress((stop - position) * SLOT_BYTES)
             position = max(stop, reached)
             give_back(mapping)

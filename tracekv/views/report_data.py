@@ -363,7 +363,7 @@ def _width(segment: Segment, most: int, longest: int) -> int:
     drawn = min(longest, span)
     if (segment.last - segment.first) * drawn <= most * span:
         return _FINEST_NS  # the picture itself finds how wide the bars of a few records have to be
-    return max(_FINEST_NS, 1 << (drawn * _LANES // most).bit_length() - 1)
+    return max(_FINEST_NS, 1 << (drawn * _LANES // most).bit_length() >> 1)
 
 
 def _begun(bar: list[Any]) -> tuple[int, int]:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracekv.journal.arrays import np, npt
 from tracekv.journal.columns import Columns, Ints, Rows, alike
 from tracekv.journal.process_scan import Batch
-from tracekv.journal.records import BindCall, Call, IdlePolls, Record, decode
+from tracekv.journal.records import BindCall, Call, IdlePolls, Record
 from tracekv.journal.vocabulary import Callback
-from tracekv.views.bulk.drawing import Durations, Spans, draw
+from tracekv.views.bulk.drawing import Durations, Spans, draw, own_bars
 from tracekv.views.into import Into
 from tracekv.views.runs import Segment
 from tracekv.views.timeline import PASSES, Bar, lane_of
 
+#: What a column holds.
+_MOST = (1 << 63) - 1
+
 
 class _Calls(NamedTuple):
-    """Calls as columns; ``raised`` are the records of those that did, by place, and what isn't of this version is in neither."""
+    """Calls as columns.
+
+    Attributes:
+        singly: Those that raised, or that columns can't hold, decoded; what isn't of this version is in neither.
+        callbacks: -1 for what may end no pass.
+    """
 
     numbers: Ints
     callbacks: Ints
@@ -24,7 +33,7 @@ class _Calls(NamedTuple):
     ends: Ints
     steps: Ints
     is_plain: npt.NDArray[np.bool_]
-    raised: dict[int, Record]
+    singly: list[Record]
 
 
 def take_calls(segment: Segment, into: Into) -> None:
@@ -33,45 +42,44 @@ def take_calls(segment: Segment, into: Into) -> None:
     passes = _Passes()
     for found in segment.batches_by_kind(BindCall, Call, IdlePolls):
         binds, calls = (_read(segment, kind, found[kind]) for kind in (BindCall, Call))
-        _take_plain(binds, found[BindCall], into, durations)
-        _take_plain(calls, found[Call], into, durations)
-        _draw_passes(*passes.between(binds, calls), calls, found[Call], into)
+        _take_plain(segment, binds, found[BindCall], into, durations)
+        _take_plain(segment, calls, found[Call], into, durations)
+        _draw_passes(segment, *passes.between(binds, calls), calls, found[Call], into)
         _take_polls(segment, found[IdlePolls], into, durations)
     durations.close()
 
 
 def _read(segment: Segment, kind: type[Call], batch: Batch) -> _Calls:
     columns = Columns(kind, batch.payloads)
-    fields = callbacks, starts, ends, steps = (columns.ints(), columns.ints(), columns.ints(), columns.ints())
+    callbacks, starts, ends, steps = columns.ints(), columns.ints(), columns.ints(), columns.ints()
     columns.nil()
-    raised: dict[int, Record] = {}
+    singly: list[Record] = []
     for at in np.flatnonzero(columns.odd).tolist():
         record = segment.process.decoded(batch.payloads[at])
-        if isinstance(record, Call):
-            raised[at] = record
-            for column, value in zip(
-                fields, (record.callback, record.started_ns, record.ended_ns, record.step), strict=True
-            ):
-                column[at] = value
-        else:
-            callbacks[at] = -1
+        callbacks[at] = -1
+        if record is None:
+            continue
+        singly.append(record)
+        if isinstance(record, Call) and max(record.started_ns, record.ended_ns, record.step, record.callback) <= _MOST:
+            callbacks[at], starts[at], ends[at], steps[at] = (
+                record.callback,
+                record.started_ns,
+                record.ended_ns,
+                record.step,
+            )
     numbers = np.asarray(batch.numbers, np.int64)
-    return _Calls(numbers, callbacks, starts, ends, steps, ~columns.odd, raised)
+    return _Calls(numbers, callbacks, starts, ends, steps, ~columns.odd, singly)
 
 
-def _take_plain(calls: _Calls, batch: Batch, into: Into, durations: Durations) -> None:
-    for record in calls.raised.values():
+def _take_plain(segment: Segment, calls: _Calls, batch: Batch, into: Into, durations: Durations) -> None:
+    for record in calls.singly:
         into.view.feed(record)
         into.take(into.timeline.bars(record)[:1])
     into.view.summary.records += int(calls.is_plain.sum())
     for (callback,), rows in alike(calls.is_plain, calls.callbacks):
         starts, ends = calls.starts[rows], calls.ends[rows]
         durations.add(callback, ends - starts)
-
-        def bar(at: int, rows: Rows = rows) -> Bar:
-            return into.timeline.bars(decode(batch.payloads[rows[at]]))[0]
-
-        draw(*lane_of(callback), Spans(starts, ends, bar), into)
+        draw(*lane_of(callback), Spans(starts, ends, own_bars(segment, batch.payloads, rows, into)), into)
 
 
 class _Passes:
@@ -95,13 +103,15 @@ class _Passes:
         return starts[bind], saves[ends_it][first]
 
 
-def _draw_passes(starts: Ints, saves: Rows, calls: _Calls, batch: Batch, into: Into) -> None:
+def _draw_passes(segment: Segment, starts: Ints, saves: Rows, calls: _Calls, batch: Batch, into: Into) -> None:
     ends = calls.ends[saves]
 
-    def bar(at: int) -> Bar:
+    def bar(at: int) -> Sequence[Bar]:
+        record = segment.process.decoded(batch.payloads[saves[at]])
+        if record is None:
+            return ()
         begun, step = int(starts[at]), int(calls.steps[saves[at]])
-        record = decode(batch.payloads[saves[at]])
-        return Bar(PASSES, f"pass {step}", begun, max(begun, int(ends[at])), (), step, -1, None, record)
+        return (Bar(PASSES, f"pass {step}", begun, max(begun, int(ends[at])), (), step, -1, None, record),)
 
     draw(PASSES, "pass", Spans(starts, ends, bar), into)
 
@@ -118,7 +128,5 @@ def _take_polls(segment: Segment, batch: Batch, into: Into, durations: Durations
     into.view.summary.records += len(rows)
     durations.add(Callback.GET_FINISHED, longest[rows])
 
-    def bar(at: int) -> Bar:
-        return into.timeline.bars(decode(batch.payloads[rows[at]]))[0]
-
-    draw(*lane_of(Callback.GET_FINISHED), Spans(starts[rows], ends[rows], bar), into)
+    bars = own_bars(segment, batch.payloads, rows, into)
+    draw(*lane_of(Callback.GET_FINISHED), Spans(starts[rows], ends[rows], bars), into)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tracekv.journal.arrays import np
 from tracekv.journal.columns import Ints, Rows
 from tracekv.views.into import Into
+from tracekv.views.runs import Segment
 from tracekv.views.summary import SummaryView
-from tracekv.views.timeline import Bar, Block, Lane
+from tracekv.views.timeline import Bar, Block, Lane, requests_of
 
 #: Durations that are kept before they go into the histogram.
 _MOST_DURATIONS = 1 << 20
@@ -23,13 +24,13 @@ class Spans(NamedTuple):
     """Bars of one lane and name: when each begins and ends.
 
     Attributes:
-        bar: Makes the bar at a place, for one that is drawn as it is.
+        bar: The bar at a place, for one that is drawn as it is; none where its record isn't of this version.
         requests: Those of the bars at some places, in their order; None where the bars are for none.
     """
 
     starts: Ints
     ends: Ints
-    bar: Callable[[int], Bar]
+    bar: Callable[[int], Sequence[Bar]]
     requests: Callable[[Rows], Iterable[int]] | None = None
 
 
@@ -96,13 +97,24 @@ def stretches(width: int, starts: Ints, ends: Ints, bars: Ints, busy: Ints, long
     yield from itertools.starmap(Stretch, zip(*(column.tolist() for column in columns), strict=True))
 
 
+def own_bars(segment: Segment, payloads: Sequence[bytes], rows: Rows, into: Into) -> Callable[[int], Sequence[Bar]]:
+    """For :class:`Spans`, from encoded records at some rows: the bar of each itself."""
+
+    def bar(at: int) -> Sequence[Bar]:
+        record = segment.process.decoded(payloads[rows[at]])
+        return () if record is None else into.timeline.bars(record)[:1]
+
+    return bar
+
+
 def draw(lane: Lane, name: str, spans: Spans, into: Into) -> None:
     """Bars of one lane and name: those that begin within one width together; the long ones, and the only ones there, as they are."""
     starts, ends, bar, requests = spans
     took = ends - starts
-    is_within = (ends >= into.begin) & (starts <= into.end)
+    is_within = (np.maximum(starts, ends) >= into.begin) & (starts <= into.end)
     is_short = (took >= 0) & (took < into.picture.width_ns)
-    into.take(map(bar, np.flatnonzero(is_within & ~is_short).tolist()))
+    for at in np.flatnonzero(is_within & ~is_short).tolist():
+        into.take(bar(at))
     chosen = np.flatnonzero(is_within & is_short)
     if (np.diff(starts[chosen]) < 0).any():
         chosen = chosen[np.argsort(starts[chosen], kind="stable")]
@@ -111,7 +123,27 @@ def draw(lane: Lane, name: str, spans: Spans, into: Into) -> None:
     for each in stretches(into.picture.width_ns, starts[chosen], ends[chosen], ones, took, took):
         places = chosen[each.first : each.last]
         if each.bars == 1:
-            into.take([bar(int(places[0]))])
+            into.take(bar(int(places[0])))
             continue
         named = () if requests is None else tuple(dict.fromkeys(requests(places)))
         into.picture.add_block(Block(lane, *each[2:], name, named))
+
+
+def take_alike(lane: Lane, name: str, records: Sequence[Any], into: Into) -> None:
+    """Count and draw decoded records of one kind, lane and name, none of which failed."""
+    into.view.feed_all(records)
+
+    def bar(at: int) -> Sequence[Bar]:
+        return into.timeline.bars(records[at])[:1]
+
+    def requests(places: Rows) -> list[int]:
+        return [request for at in places.tolist() for request in requests_of(records[at])]
+
+    try:
+        starts = np.array([record.started_ns for record in records], np.int64)
+        ends = np.array([record.ended_ns for record in records], np.int64)
+    except OverflowError:  # a time that an array can't hold
+        for at in range(len(records)):
+            into.take(bar(at))
+        return
+    draw(lane, name, Spans(starts, ends, bar, requests), into)

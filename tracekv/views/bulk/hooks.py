@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tracekv.journal.arrays import np, npt
 from tracekv.journal.columns import Columns, Ints, alike
-from tracekv.journal.records import LayerHooks, decode, in_ns
+from tracekv.journal.records import LayerHooks, in_ns
 from tracekv.journal.vocabulary import Callback
 from tracekv.views.bulk.drawing import Durations, stretches
 from tracekv.views.into import Into
@@ -25,7 +25,7 @@ def take_hooks(segment: Segment, into: Into) -> None:
         payloads = found[LayerHooks].payloads
         columns = Columns(LayerHooks, payloads)
         columns.skip()
-        waits, saves, in_seconds = columns.blobs(), columns.blobs(), columns.ints()
+        waits, saves, in_seconds = columns.blobs(), columns.blobs(), columns.truths().astype(np.int64)
         singly = [np.flatnonzero(columns.odd)]
         for (is_in_seconds, *lengths), rows in alike(~columns.odd, in_seconds, waits[1], saves[1]):
             both = {
@@ -35,7 +35,9 @@ def take_hooks(segment: Segment, into: Into) -> None:
             is_plain, is_within, is_short = _are(both, into)
             singly.append(rows[~is_plain])
             for at in rows[is_plain & is_within & ~is_short].tolist():
-                into.take(into.timeline.bars(decode(payloads[at])))
+                record = segment.process.decoded(payloads[at])
+                if isinstance(record, LayerHooks):
+                    into.take(into.timeline.hooks(in_ns(record)))
             _take_plain(both, is_plain, is_within & is_short, into, durations)
         for at in np.concatenate(singly).tolist():
             record = segment.process.decoded(payloads[at])

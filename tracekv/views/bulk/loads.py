@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tracekv.journal.arrays import np, npt
 from tracekv.journal.columns import Columns, Ints
 from tracekv.journal.records import Transfer
-from tracekv.journal.vocabulary import Direction, Source, Word
+from tracekv.journal.vocabulary import Direction, Source, Tier, Word
 from tracekv.views.runs import Segment
 
 
@@ -27,14 +27,11 @@ def loads_of(segment: Segment) -> Iterator[Loads]:
         payloads = found[Transfer].payloads
         columns = Columns(Transfer, payloads)
         directions, sources = columns.words(Direction), columns.words(Source)
+        columns.words(Tier)
+        requests, _, _ = columns.ints(), columns.ints(), columns.ints()
         columns.skip()
-        requests = columns.ints()
-        columns.skip(3)
-        nbytes = columns.ints()
-        columns.skip(2)
-        ended = columns.ints()
-        columns.skip(4)
-        stalls = columns.ints()
+        nbytes, _, _, ended = (columns.ints() for _ in range(4))
+        *_, stalls = (columns.ints() for _ in range(5))
         for at in np.flatnonzero(columns.odd).tolist():
             record = segment.process.decoded(payloads[at])
             if isinstance(record, Transfer) and _is_load(record.direction, record.source):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
 
-from tracekv.journal.arrays import np
-from tracekv.journal.columns import Rows
 from tracekv.journal.naming import KINDS
 from tracekv.journal.records import (
     AllocCall,
@@ -24,10 +20,10 @@ from tracekv.journal.records import (
     Transfer,
 )
 from tracekv.journal.vocabulary import MissReason
-from tracekv.views.bulk.drawing import Spans, draw
+from tracekv.views.bulk.drawing import take_alike
 from tracekv.views.into import Into
 from tracekv.views.runs import Segment
-from tracekv.views.timeline import Bar, lane_of, lane_of_lookup, requests_of
+from tracekv.views.timeline import lane_of, lane_of_lookup
 
 #: Kinds that :mod:`calls`, :mod:`hooks` and :mod:`moves` take.
 _ELSEWHERE = (Call, BindCall, IdlePolls, LayerHooks, Transfer, StoreOperation)
@@ -54,18 +50,4 @@ def take_requests(segment: Segment, into: Into) -> None:
                 into.take(timeline.bars(record))
         for of_kind, lane in ((calls, lane_of), (lookups, lane_of_lookup)):
             for what, alike in of_kind.items():
-                view.feed_all(alike)
-                draw(*lane(what), _spans(alike, into), into)
-
-
-def _spans(records: Sequence[Any], into: Into) -> Spans:
-    def bar(at: int) -> Bar:
-        return into.timeline.bars(records[at])[0]
-
-    def requests(places: Rows) -> list[int]:
-        return [request for at in places.tolist() for request in requests_of(records[at])]
-
-    starts, ends = (
-        np.array([getattr(record, name) for record in records], np.int64) for name in ("started_ns", "ended_ns")
-    )
-    return Spans(starts, ends, bar, requests)
+                take_alike(*lane(what), alike, into)
