@@ -48,6 +48,8 @@ _BLOBS = (0xC4, 0xC5, 0xC6)
 _ARRAY_16 = 0xDC
 #: Bytes behind the last record, so that what is read at a record's end is never outside.
 _PAD = 64
+#: Different words of a set, those of newer versions included, that are told apart.
+_MOST_WORDS = 64
 #: Elements of a list that are read side by side: of longer ones, each takes a round of its own, and decoding them is quicker.
 _MOST_ELEMENTS = 64
 
@@ -114,8 +116,10 @@ class Columns:
         self._expect_field()
         words: list[W] = []
         found = np.zeros(len(self._at), np.int64)
-        left = np.arange(len(self._at))
-        while left.size:
+        left = np.flatnonzero(~self.odd)
+        for _ in range(_MOST_WORDS):
+            if not left.size:
+                break
             begin = int(self._at[left[0]])
             marker = int(self._bytes[begin])
             length = marker & 31 if marker & 0xE0 == 0xA0 else 0
@@ -133,6 +137,7 @@ class Columns:
                 words.append(word)
             self._at[same] += 1 + length
             left = left[~is_same]
+        self.odd[left] = True
         self._check(slice(None))
         return found, words
 

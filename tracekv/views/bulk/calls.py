@@ -61,12 +61,8 @@ def _read(segment: Segment, kind: type[Call], batch: Batch) -> _Calls:
             continue
         singly.append(record)
         if isinstance(record, Call) and max(record.started_ns, record.ended_ns, record.step, record.callback) <= _MOST:
-            callbacks[at], starts[at], ends[at], steps[at] = (
-                record.callback,
-                record.started_ns,
-                record.ended_ns,
-                record.step,
-            )
+            callbacks[at], starts[at] = record.callback, record.started_ns
+            ends[at], steps[at] = record.ended_ns, record.step
     numbers = np.asarray(batch.numbers, np.int64)
     return _Calls(numbers, callbacks, starts, ends, steps, ~columns.odd, singly)
 
@@ -127,6 +123,5 @@ def _take_polls(segment: Segment, batch: Batch, into: Into, durations: Durations
     rows = np.flatnonzero(is_one)
     into.view.summary.records += len(rows)
     durations.add(Callback.GET_FINISHED, longest[rows])
-
     bars = own_bars(segment, batch.payloads, rows, into)
     draw(*lane_of(Callback.GET_FINISHED), Spans(starts[rows], ends[rows], bars), into)

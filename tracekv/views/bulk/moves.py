@@ -65,17 +65,17 @@ def _take_operations(segment: Segment, batch: Batch, into: Into) -> None:
 
 def _take_decoded(segment: Segment, rows: Rows, batch: Batch, into: Into) -> None:
     """What failed, one by one; and what has more in it than columns hold."""
-    alike: defaultdict[tuple[Lane, str], list[Record]] = defaultdict(list)
+    by_lane: defaultdict[tuple[Lane, str], list[Record]] = defaultdict(list)
     for at in rows.tolist():
         record = segment.process.decoded(batch.payloads[at])
         if isinstance(record, Transfer) and record.error is None:
-            alike[lane_of_transfers(record.direction, record.layer_group, record.source, record.tier)].append(record)
+            by_lane[lane_of_transfers(record.direction, record.layer_group, record.source, record.tier)].append(record)
         elif isinstance(record, StoreOperation) and record.error is None:
-            alike[lane_of_store(record.operation, record.outcome)].append(record)
+            by_lane[lane_of_store(record.operation, record.outcome)].append(record)
         elif record is not None:
             into.view.feed(record)
             into.take(into.timeline.bars(record))
-    for (lane, name), records in alike.items():
+    for (lane, name), records in by_lane.items():
         take_alike(lane, name, records, into)
 
 
