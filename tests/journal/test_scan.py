@@ -67,6 +67,14 @@ def read_all(path):
         records += more
 
 
+def overwrite(path, before, after):
+    """Replace some bytes in the file itself, which others have mapped."""
+    at = path.read_bytes().index(before)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(after)
+
+
 def test_a_scan_selects_what_a_reader_reads(journal):
     for number in range(20):
         journal.write(drop(number))
@@ -108,10 +116,7 @@ def test_however_the_rings_were_written_and_overwritten_a_scan_finds_what_a_read
 def test_a_damaged_record_is_passed_over_and_counted_as_lost(journal):
     for number in range(20):
         journal.write(Finding(number, "X", "note", "", f"mark{number}."))
-    at = journal.path.read_bytes().index(b"mark7.")
-    with journal.path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"X")
+    overwrite(journal.path, b"mark7.", b"Xark7.")
     with scan([journal.path]) as found:
         process = the_only(found)
         assert list(process.select()) == read_all(journal.path)[0]
@@ -160,17 +165,12 @@ def test_who_follows_goes_on_behind_the_last_whole_record_however_long_the_damag
     for number in range(60):
         journal.write(drop(number))
     journal.write(Finding(0, "X", "note", "", "mark" + "x" * 100 * SLOT_BYTES))
-    at = journal.path.read_bytes().index(b"mark")
-    with journal.path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"M")
+    overwrite(journal.path, b"mark", b"Mark")
     with scan([journal.path]) as found:
         process = the_only(found)
         assert process.records == 61
         process.ring.follow_from(process.next_sequence, process.ring_positions)
-        with journal.path.open("r+b") as file:  # it was only being written
-            file.seek(at)
-            file.write(b"m")
+        overwrite(journal.path, b"Mark", b"mark")  # it was only being written
         records, _, lost = process.ring.read(process.next_sequence)
         assert ([type(record) for record in records], lost) == ([Finding], 0)
 

@@ -6,24 +6,22 @@ fails is removed and reported once, and its callback goes on bare. Arguments are
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import xxhash
 
 from tracekv.capture import answers
-from tracekv.capture.budget import ENTER_NS, HOOK_NS
+from tracekv.capture.budget import HOOK_NS
 from tracekv.capture.describers import plan_of
 from tracekv.capture.envelope import Envelope
 from tracekv.capture.hooks import hooks
+from tracekv.capture.instruments import instrument
 from tracekv.capture.session import Session
 from tracekv.capture.tally import CallTally
-from tracekv.capture.templates import function_from
 from tracekv.contract import reading
 from tracekv.journal.current import current
 from tracekv.journal.layout import detail_of
@@ -49,42 +47,6 @@ from tracekv.journal.records import (
 
 #: Idle polls are told at least this often, so that a reader sees that the loop still turns.
 _IDLE_FLUSH_NS = 1_000_000_000
-#: What is only counted while tracing costs too much: what comes with every pass.
-_PER_STEP = frozenset({"simple", "build", "bind", "end_pass", "finished", "idle_poll"})
-
-P = ParamSpec("P")
-Instrument = Callable[Concatenate["Recorder", int, int, int, P], None]
-
-
-_GUARDED = """\
-def {name}({parameters}):
-    ended = now()
-    self.leave()
-    if "{name}" in self.removed:
-        return
-    try:
-        if {is_per_step} and self._budget.is_reduced:
-            self.count(code, started, ended)
-        else:
-            method({arguments})
-            self._budget.spent_ns += now() - ended + ENTER_NS
-    except Exception as error:
-        self.remove("{name}", error)
-"""
-
-
-def _instrument(method: Instrument[P]) -> Callable[Concatenate[Recorder, int, int, P], None]:
-    """Leave the callback, then write its record; whatever fails in the writing removes the instrument."""
-    name = method.__name__
-    arguments = list(inspect.signature(method).parameters)
-    source = _GUARDED.format(
-        name=name,
-        parameters=", ".join(argument for argument in arguments if argument != "ended"),
-        arguments=", ".join(arguments),
-        is_per_step=name in _PER_STEP,
-    )
-    scope = {"method": method, "now": perf_counter_ns, "ENTER_NS": ENTER_NS}
-    return functools.wraps(method)(function_from(source, name, f"instrument {name}", scope))
 
 
 class Recorder:
@@ -236,18 +198,18 @@ class Recorder:
 
     # -- instruments: (code, started, ended, facts of the callback) ------------------------------------------------
 
-    @_instrument
+    @instrument
     def simple(self, code: int, started: int, ended: int) -> None:
         """A callback with nothing to add."""
         self.write(Call(code, started, ended, current.step, None))
 
-    @_instrument
+    @instrument
     def raised(self, code: int, started: int, ended: int, error: BaseException) -> None:
         """The inner connector raised."""
         self.flush_hooks()
         self.write(Call(code, started, ended, current.step, type(error).__qualname__))
 
-    @_instrument
+    @instrument
     def query(self, code: int, started: int, ended: int, request: Any, computed: int, answer: Any) -> None:
         """``get_num_new_matched_tokens``."""
         offered, is_async, odd = answers.offer(answer)
@@ -272,7 +234,7 @@ class Recorder:
             )
         )  # fmt: skip
 
-    @_instrument
+    @instrument
     def alloc(self, code: int, started: int, ended: int, request: Any, pages: list[list[int]]) -> None:
         """``update_state_after_alloc`` and its per-layer-group form."""
         honoured, is_never_asked = reading.honoured_tokens(request), reading.is_never_asked(request)
@@ -280,7 +242,7 @@ class Recorder:
             AllocCall(code, started, ended, current.step, None, request.request_id, honoured, pages, is_never_asked)
         )
 
-    @_instrument
+    @instrument
     def build(self, code: int, started: int, ended: int, output: Any, metadata: object) -> None:
         """``build_connector_meta``; the step is the one that begins with it."""
         new = output.new_requests
@@ -305,14 +267,14 @@ class Recorder:
         for planned in plan_of(metadata, self._session.page_bytes, current.step, started, ended):
             self.write(planned)
 
-    @_instrument
+    @instrument
     def finish(self, code: int, started: int, ended: int, request: Any, pages: list[list[int]], answer: Any) -> None:
         """``request_finished`` and its per-layer-group form."""
         odd = None if isinstance(answer, bool) else type(answer).__name__
         record = FinishCall(code, started, ended, current.step, None, request.request_id, bool(answer), odd, pages)
         self.write(record)
 
-    @_instrument
+    @instrument
     def bind(self, code: int, started: int, ended: int, envelope: Envelope | None) -> None:
         """``bind_connector_meta``."""
         if envelope is not None and envelope.run_id != self.run_id:
@@ -321,7 +283,7 @@ class Recorder:
         size, digest = (envelope.nbytes, envelope.digest) if envelope else (None, None)
         self.write(BindCall(code, started, ended, current.step, None, envelope is not None, size, digest))
 
-    @_instrument
+    @instrument
     def register(
         self, code: int, started: int, ended: int, view: Callable[[Any], reading.LayoutView], caches: Any
     ) -> None:
@@ -340,34 +302,34 @@ class Recorder:
         block = layout.tokens_per_block or self.tokens_per_block
         self.write(RegisterCall(code, started, ended, current.step, None, block, layout.dtype, groups))
 
-    @_instrument
+    @instrument
     def forward_callable(self, code: int, started: int, ended: int, given: object) -> None:
         """``register_forward_pass_callable``."""
         self.write(ForwardCallableCall(code, started, ended, current.step, None, bool(given)))
 
-    @_instrument
+    @instrument
     def end_pass(self, code: int, started: int, ended: int) -> None:
         """``wait_for_save``, which closes the pass's layer hooks."""
         self.flush_hooks()
         self.write(Call(code, started, ended, current.step, None))
 
-    @_instrument
+    @instrument
     def cancel_load(self, code: int, started: int, ended: int, request: Any, start: int, end: int) -> None:
         """``cancel_load`` of newer runtimes."""
         self.write(CancelLoadCall(code, started, ended, current.step, None, answers.request_id(request), start, end))
 
-    @_instrument
+    @instrument
     def request_reset(self, code: int, started: int, ended: int, request: Any) -> None:
         """``request_reset`` of newer runtimes."""
         self.write(RequestResetCall(code, started, ended, current.step, None, answers.request_id(request)))
 
-    @_instrument
+    @instrument
     def finished(self, code: int, started: int, ended: int, saving: list[int], loading: list[int], answer: Any) -> None:
         """``get_finished`` that was given ids or returned some."""
         saved, loaded, odd = answers.finished_ids(answer)
         self.write(FinishedCall(code, started, ended, current.step, None, saving, loading, saved, loaded, odd))
 
-    @_instrument
+    @instrument
     def idle_poll(self, code: int, started: int, ended: int) -> None:
         """``get_finished`` with nothing in and nothing out: summed up, written with the next record or after a second."""
         took = ended - started

@@ -81,12 +81,8 @@ def _chosen(chooser: Chooser, requests: Sequence[str]) -> list[tuple[Run, int]]:
 
 def _findings(scan: Scan, runs: Sequence[Run], *, hashed: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The findings that are shown, and how many there are in all, by rule those that aren't shown."""
-    from tracekv.cli._judging import (  # importing the rules takes as long as a small report
-        as_shown,
-        find_all,
-        is_of_run,
-        violations,
-    )
+    # Importing the rules takes as long as a small report.
+    from tracekv.cli._judging import as_shown, find_all, is_of_run, violations
 
     with progress_bar("rules") as tell:
         checker = find_all(scan.processes, progress=lambda done: tell(done, scan.records))

@@ -1,25 +1,27 @@
-"""Finds the frames of a large file many at a time: what :mod:`frames` finds, in half the time.
+"""Finds the frames of a large file many at a time: what :mod:`frames` finds, in less time.
 
 Needs numpy, which the core doesn't: :mod:`frames` goes without this where it isn't installed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 from tracekv.journal import archive
 from tracekv.journal.arrays import np, npt
 from tracekv.journal.frames import ArchiveScan, Kinds, crc_over
-from tracekv.journal.layout import FRAME_BYTES, FRAME_FIELDS, SLOT_BYTES, Area
+from tracekv.journal.layout import FRAME_BYTES, FRAME_FIELDS, SLOT_BYTES, Area, Field
 
 _TYPES = {"I": "<u4", "Q": "<u8"}
-_SLOT = np.dtype(
-    [
-        *((field.name, _TYPES[field.format]) for field in FRAME_FIELDS),
-        ("payload", np.uint8, (SLOT_BYTES - FRAME_BYTES,)),
-    ]
-)
-_ENTRY = np.dtype([("crc", "<u4"), ("length", "<u4"), ("kind", "<u4"), ("source", "<u4"), ("sequence", "<u8")])
+
+
+def _named(fields: Sequence[Field]) -> list[tuple[str, str]]:
+    return [(field.name, _TYPES[field.format]) for field in fields]
+
+
+_SLOT = np.dtype([*_named(FRAME_FIELDS), ("payload", np.uint8, (SLOT_BYTES - FRAME_BYTES,))])
+_ENTRY = np.dtype(_named(archive.ENTRY_FIELDS))
 
 _Ints = npt.NDArray[np.int64]
 _Bytes = npt.NDArray[np.uint8]

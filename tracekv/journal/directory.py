@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tracekv.journal.layout import JournalFormatError, is_supported
-from tracekv.journal.process import describe_self
-from tracekv.journal.reader import RingReader, is_locked
+from tracekv.journal.process import describe_self, is_locked
+from tracekv.journal.reader import RingReader
 from tracekv.journal.ring import RingJournal
 
 DEFAULT_BYTES = 16 << 20

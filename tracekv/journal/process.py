@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -76,3 +77,13 @@ def is_running(facts: JournalFacts) -> bool | None:
         return None
     ticks = start_ticks(facts.pid)
     return ticks is not None and ticks == facts.start_ticks
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether a process holds the writer's lock on a journal: the only sign of life that crosses PID namespaces."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import mmap
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -105,14 +105,7 @@ class ProcessScan:
             try:
                 yield list(map(decode_as_stored, payloads))
             except msgspec.DecodeError:
-                yield list(self._decodable(payloads))
-
-    def _decodable(self, payloads: Iterable[bytes]) -> Iterator[Record]:
-        for payload in payloads:
-            try:
-                yield decode_as_stored(payload)
-            except msgspec.DecodeError:
-                self.undecodable += 1
+                yield [record for payload in payloads if (record := self.decoded(payload)) is not None]
 
     def payloads(self, *kinds: type[Record], first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
         """As :meth:`numbered`, encoded: for who wants to decode only a part of each."""
@@ -132,7 +125,7 @@ class ProcessScan:
             yield dict(zip(kinds, found, strict=True))
 
     def decoded(self, payload: bytes) -> Record | None:
-        """An encoded record, None for one that isn't of this version; counts those."""
+        """An encoded record as it is stored (:func:`decode_as_stored`), None for one that isn't of this version; counts those."""
         try:
             return decode_as_stored(payload)
         except msgspec.DecodeError:

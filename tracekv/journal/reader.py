@@ -6,7 +6,6 @@ look. So a record that is half written, half overwritten or damaged is passed ov
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -33,7 +32,7 @@ from tracekv.journal.layout import (
     JournalFacts,
     unpack_header,
 )
-from tracekv.journal.process import is_running
+from tracekv.journal.process import is_locked, is_running
 from tracekv.journal.records import ClockAnchor, Record, decode
 
 #: How long a missing number may be in the making before it counts as lost. A writer needs microseconds; one that was
@@ -389,13 +388,3 @@ def decode_frames(frames: Iterable[Frame]) -> tuple[list[Record], int]:
         except msgspec.DecodeError:
             undecodable += 1
     return records, undecodable
-
-
-def is_locked(descriptor: int) -> bool:
-    """Whether a process holds the writer's lock on a journal: the only sign of life that crosses PID namespaces."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False

@@ -95,8 +95,13 @@ def _loads(segment: Segment) -> Iterable[tuple[int, int, int, int]]:
     return (
         (record.request_id, record.ended_ns, record.nbytes, record.stall_ns)
         for record in segment.select(Transfer)
-        if isinstance(record, Transfer) and record.direction is Direction.LOAD and record.source is Source.REPORTED
+        if isinstance(record, Transfer) and is_load(record)
     )
+
+
+def is_load(record: Transfer) -> bool:
+    """Whether a transfer counts as a load here: as a connector reports it."""
+    return record.direction is Direction.LOAD and record.source is Source.REPORTED
 
 
 def slowest(rows: Sequence[RequestRow], most: int) -> list[RequestRow]:

@@ -9,6 +9,7 @@ from tracekv.journal.arrays import np, npt
 from tracekv.journal.columns import Columns, Ints
 from tracekv.journal.records import Transfer
 from tracekv.journal.vocabulary import Direction, Source, Tier, Word
+from tracekv.views.requests import is_load
 from tracekv.views.runs import Segment
 
 
@@ -34,10 +35,10 @@ def loads_of(segment: Segment) -> Iterator[Loads]:
         *_, stalls = (columns.ints() for _ in range(5))
         for at in np.flatnonzero(columns.odd).tolist():
             record = segment.process.decoded(payloads[at])
-            if isinstance(record, Transfer) and _is_load(record.direction, record.source):
+            if isinstance(record, Transfer) and is_load(record):
                 yield Loads(record.request_id, record.ended_ns, record.nbytes, record.stall_ns)
-        is_load = ~columns.odd & _is(Direction.LOAD, *directions) & _is(Source.REPORTED, *sources)
-        rows = np.flatnonzero(is_load)
+        are_loads = ~columns.odd & _is(Direction.LOAD, *directions) & _is(Source.REPORTED, *sources)
+        rows = np.flatnonzero(are_loads)
         rows = rows[np.argsort(requests[rows], kind="stable")]
         if not rows.size:
             continue
@@ -53,7 +54,3 @@ def loads_of(segment: Segment) -> Iterator[Loads]:
 
 def _is(wanted: Word, which: Ints, words: Sequence[Word]) -> npt.NDArray[np.bool_]:
     return which == words.index(wanted) if wanted in words else np.zeros(len(which), bool)
-
-
-def _is_load(direction: Direction, source: Source) -> bool:
-    return direction is Direction.LOAD and source is Source.REPORTED
