@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,3 +113,33 @@ def test_any_records_make_the_stories_that_the_root_spans_tell(records: list[Rec
 
     expected = [{name: root.attributes.get(name) for name in told(Story(0, 0, 0))} for root in roots]
     assert [told(story) for story in stories_of(records)] == expected
+
+
+_EVENTS = st.one_of(
+    st.tuples(st.just("built"), st.lists(st.integers(1, 3), max_size=3, unique=True), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["queried", "allocated", "finished", "transferred", "dropped"]), st.integers(1, 3)),
+)
+
+
+@given(st.lists(_EVENTS, max_size=60), st.sampled_from([1, 2, 4096]))
+def test_records_taken_together_tell_what_they_tell_one_by_one(events: list[tuple[Any, ...]], max_open: int) -> None:
+    """Passes of the same requests follow one another, with other tokens or requests, and with other records in between."""
+    records: list[Record] = []
+    for number, (what, *rest) in enumerate(events, 1):
+        at = number * 100
+        if what == "built":
+            ids, tokens = rest
+            each = msgspec.structs.replace(
+                built(number, at, at + 9, ids, 0), scheduled_tokens=[tokens] * len(ids), pages=[]
+            )
+        elif what == "transferred":
+            each = transferred(Direction.LOAD, 0, [3], 80, at, at + 9, request_id=rest[0])
+        elif what == "dropped":
+            each = dropped(at, rest[0])
+        else:
+            each = {"queried": queried, "allocated": allocated, "finished": finished}[what](at, at + 9, rest[0])
+        records.append(each)
+    together = Stories(max_open)
+    ended = together.feed_all(records)
+
+    assert ended + together.close() == stories_of(records, max_open)
